@@ -1,0 +1,1 @@
+"""Llama: RMSNorm, rotary positions, grouped-query attention, gated MLP, optional tied head."""

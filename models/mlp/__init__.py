@@ -1,0 +1,1 @@
+"""The gated MLP: gate and up projection, SiLU, product, down projection."""
