@@ -88,6 +88,7 @@ class Llama(nnx.Module):
             config.vocab_size,
             config.dim,
             embedding_init=nnx.initializers.normal(INIT_STD),
+            promote_dtype=_own_dtype,
             rngs=rngs,
         )
         self.layers = nnx.List([Layer(config, rngs=rngs) for _ in range(config.num_layers)])
@@ -147,6 +148,13 @@ def rotate(x: Array, cos: Array, sin: Array) -> Array:
 def _linear(num_in: int, num_out: int, rngs: nnx.Rngs) -> nnx.Linear:
     init = nnx.initializers.normal(INIT_STD)
     return nnx.Linear(num_in, num_out, use_bias=False, kernel_init=init, rngs=rngs)
+
+
+def _own_dtype(
+    args: tuple[Array, ...], /, *, dtype: jnp.dtype | None = None, inexact: bool = True
+) -> tuple[Array, ...]:
+    """No promotion: an nnx.Embed fixes its dtype when built and would undo a later cast."""
+    return args
 
 
 def _heads(x: Array, head_dim: int) -> Array:

@@ -5,6 +5,7 @@ from types import ModuleType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -23,6 +24,7 @@ from plait.models.mlp import torch as mlp_torch
 
 LOSS_TOLERANCE = 1e-6
 GRAD_TOLERANCE = 1e-5
+BF16_TOLERANCE = 2e-2
 
 Arrays = dict[str, npt.NDArray[np.generic]]
 Case = tuple["Family", Any]
@@ -80,6 +82,17 @@ def test_loss_and_gradients_are_those_of_the_other_framework(
     for name, grad in expected.items():
         error = np.abs(grads[name] - grad).max()
         assert error <= GRAD_TOLERANCE * max(np.abs(grad).max(), floor), name
+
+
+def test_cast_models_compute_in_their_own_dtype() -> None:
+    torch_model, flax_model, batch = example(llama, LLAMA)
+    tensors = {name: torch.from_numpy(array) for name, array in batch.items()}
+    torch_model.bfloat16()
+    flax_model = jax.tree.map(lambda array: array.astype(jnp.bfloat16), flax_model)
+    assert torch_model(tensors["tokens"]).dtype == torch.bfloat16
+    assert flax_model(batch["tokens"]).dtype == jnp.bfloat16
+    loss = llama.torch.loss_fn(torch_model, tensors).item()
+    assert abs(float(llama.flax.loss_fn(flax_model, batch)) - loss) <= BF16_TOLERANCE * loss
 
 
 def test_conversion_round_trip_is_bitwise(case: Case) -> None:
