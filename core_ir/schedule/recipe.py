@@ -1,0 +1,91 @@
+"""How a schedule is declared: once, with its name, formulas, needs and builder.
+
+The formulas are Python expressions of p ranks, m microbatches, v stages a rank and the task times
+F, I, W (B = I + W) of equal stages without communication, so that what `list` shows is what tests
+evaluate.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from plait.core_ir.errors import ScheduleError
+from plait.core_ir.schedule.ir import ActionTable, Column
+from plait.core_ir.schedule.times import Memory, Times
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a builder is asked for; searches use `times`, `memory` and `memory_limit`."""
+
+    num_ranks: int
+    num_microbatches: int
+    stages_per_rank: int = 1
+    times: Times | None = None
+    memory: Memory | None = None
+    memory_limit: float | None = None
+
+    @property
+    def num_stages(self) -> int:
+        return self.num_ranks * self.stages_per_rank
+
+
+Builder = Callable[[Request], ActionTable]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One named schedule.
+
+    `bubble` is the idle time of a rank within the longest stage span, `memory` the peak of stage
+    activations on the rank that holds most; `min_microbatches` is the least number from which
+    `bubble` is exact. `stages_per_rank` is the number of stages the builder places on a rank, a
+    default where `stages_are_free`.
+    """
+
+    name: str
+    summary: str
+    bubble: str
+    memory: str
+    needs: str
+    build: Builder
+    stages_per_rank: int = 1
+    stages_are_free: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.name or self.stages_per_rank < 1:
+            raise ScheduleError(
+                f"a schedule needs a name and at least one stage a rank, got {self.name!r} and"
+                f" {self.stages_per_rank}"
+            )
+
+
+class Row(NamedTuple):
+    """The actions of one rank as arrays, for schedules without pairs."""
+
+    kind: Column
+    stage: Column
+    microbatch: Column
+
+
+def table_from_rows(
+    name: str, placement: Sequence[int], num_microbatches: int, rows: Sequence[Row]
+) -> ActionTable:
+    """A table from each rank's actions as arrays."""
+    kind, stage, microbatch = (np.concatenate(column) for column in zip(*rows, strict=True))
+    nothing = np.full(len(kind), -1)
+    offsets = np.cumsum([0, *(len(row.kind) for row in rows)])
+    return ActionTable(
+        name,
+        tuple(placement),
+        len(rows),
+        num_microbatches,
+        offsets,
+        kind,
+        stage,
+        microbatch,
+        nothing,
+        nothing,
+    )

@@ -1,0 +1,108 @@
+"""The schedules that exist, by name, in one table; users add their own."""
+
+from plait.core_ir.errors import NotBuiltError, ScheduleError
+from plait.core_ir.schedule.gpipe import GPIPE
+from plait.core_ir.schedule.one_f_one_b import ONE_F_ONE_B
+from plait.core_ir.schedule.recipe import Recipe, Request
+from plait.core_ir.schedule.schedule import Schedule
+from plait.core_ir.schedule.times import Memory, Times
+from plait.core_ir.schedule.validate import check_memory
+from plait.core_ir.schedule.zero_bubble import ZB_H1, ZB_H2
+
+_RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (GPIPE, ONE_F_ONE_B, ZB_H1, ZB_H2)}
+
+# Names that are reserved for schedules still to come.
+_PLANNED = (
+    *("zb-1p", "zb-2p"),
+    *("interleaved-1f1b", "looped-bfs", "interleaved-zb"),
+    *("zbv", "v-half", "v-min", "dualpipev"),
+    "auto",
+)
+
+
+def recipes() -> tuple[Recipe, ...]:
+    """Every schedule that can be built, the user's own last."""
+    return tuple(_RECIPES.values())
+
+
+def find(name: str) -> Recipe:
+    """The recipe called `name`.
+
+    Raises `ScheduleError`, listing what exists, for an unknown name and `NotBuiltError` for a
+    planned one.
+    """
+    if name in _RECIPES:
+        return _RECIPES[name]
+    existing = ", ".join(_RECIPES)
+    if name in _PLANNED:
+        raise NotBuiltError(f"schedule {name!r} is not built yet; there are: {existing}")
+    raise ScheduleError(f"unknown schedule {name!r}; there are: {existing}")
+
+
+def register(recipe: Recipe) -> None:
+    """Add a user's schedule, so that its name works wherever a schedule's name does.
+
+    Raises `ScheduleError` for a name that is taken.
+    """
+    if recipe.name in _RECIPES or recipe.name in _PLANNED:
+        raise ScheduleError(f"there is a schedule {recipe.name!r} already; take another name")
+    _RECIPES[recipe.name] = recipe
+
+
+def ranks_for(name: str, num_stages: int, stages_per_rank: int | None = None) -> int:
+    """The number of ranks on which schedule `name` runs `num_stages` stages."""
+    per_rank = _stages_per_rank(find(name), stages_per_rank)
+    if num_stages < 1 or num_stages % per_rank:
+        raise ScheduleError(
+            f"schedule {name!r} puts {per_rank} stages on each rank, which {num_stages} stages do"
+            " not fill"
+        )
+    return num_stages // per_rank
+
+
+def build(
+    name: str,
+    num_ranks: int,
+    num_microbatches: int,
+    *,
+    stages_per_rank: int | None = None,
+    times: Times | None = None,
+    memory: Memory | None = None,
+    memory_limit: float | None = None,
+) -> Schedule:
+    """The schedule called `name`, valid, for `num_ranks` ranks and `num_microbatches` microbatches.
+
+    `stages_per_rank`: where the schedule leaves it open. `times` (default: F = I = W = 1) guide
+    those schedules that are searched for. `memory_limit`, in the unit of `memory` (default: one
+    per stage activation), is the most that a rank may hold.
+
+    Raises `ScheduleError` for an unknown name, for numbers that the schedule cannot have, and for a
+    memory limit it cannot keep.
+    """
+    recipe = find(name)
+    for value, what in ((num_ranks, "num_ranks"), (num_microbatches, "num_microbatches")):
+        if not isinstance(value, int) or value < 1:
+            raise ScheduleError(f"schedule {name!r}: {what} must be 1 or more, got {value!r}")
+    request = Request(
+        num_ranks,
+        num_microbatches,
+        _stages_per_rank(recipe, stages_per_rank),
+        times,
+        memory,
+        memory_limit,
+    )
+    schedule = Schedule.from_table(recipe.build(request))
+    schedule.validate()
+    if memory_limit is not None:
+        check_memory(schedule, memory or Memory(), memory_limit)
+    return schedule
+
+
+def _stages_per_rank(recipe: Recipe, asked: int | None) -> int:
+    if asked is None or asked == recipe.stages_per_rank:
+        return recipe.stages_per_rank
+    if not recipe.stages_are_free or asked < 1:
+        raise ScheduleError(
+            f"schedule {recipe.name!r} cannot have {asked} stages a rank: {recipe.needs}"
+        )
+    return asked

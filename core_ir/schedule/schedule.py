@@ -1,0 +1,97 @@
+"""The public `Schedule`: a table of actions with what can be done with it as methods."""
+
+from collections.abc import Collection, Iterable
+from os import PathLike
+from typing import Self
+
+from plait.core_ir.schedule.csv import read_csv, write_csv
+from plait.core_ir.schedule.draw import draw
+from plait.core_ir.schedule.ir import ActionTable
+from plait.core_ir.schedule.lower import lower
+from plait.core_ir.schedule.rewrite import keep_forward
+from plait.core_ir.schedule.simulate import simulate
+from plait.core_ir.schedule.text import parse_schedule, print_schedule
+from plait.core_ir.schedule.timeline import Timeline
+from plait.core_ir.schedule.times import Memory, Times
+from plait.core_ir.schedule.validate import validate
+
+Edges = Iterable[tuple[int, int, str]]
+
+
+class Schedule(ActionTable):
+    """Which rank runs which task in which order. Immutable; `rank(r)` gives the actions of a rank.
+
+    Made by `plait.schedule`, `Schedule.from_actions`, `Schedule.from_csv` or `Schedule.from_text`;
+    none of the latter validates. `edges` are (source stage, target stage, "activation" |
+    "gradient"), by default a chain of stages.
+    """
+
+    @classmethod
+    def from_table(cls, table: ActionTable) -> Self:
+        """The same actions as a `Schedule`."""
+        return cls(
+            table.name,
+            table.placement,
+            table.num_ranks,
+            table.num_microbatches,
+            table.offsets,
+            table.kind,
+            table.stage,
+            table.microbatch,
+            table.other_stage,
+            table.other_microbatch,
+        )
+
+    @classmethod
+    def from_csv(cls, path: str | PathLike[str]) -> Self:
+        """Read a CSV file of torch.distributed.pipelining's form; see `csv.read_csv`."""
+        return read_csv(cls, path)
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """Parse what `str(schedule)` prints. Raises `TextError` with line and column."""
+        return parse_schedule(cls, text)
+
+    def to_csv(self, path: str | PathLike[str]) -> None:
+        """Write a CSV file of torch.distributed.pipelining's form."""
+        write_csv(self, path)
+
+    def validate(
+        self,
+        *,
+        edges: Edges | None = None,
+        memory: Memory | None = None,
+        memory_limit: float | None = None,
+        ordered_forward: Collection[int] = (),
+        forward_only: bool = False,
+    ) -> None:
+        """Raise `ScheduleError` unless the schedule is legal; see `validate.validate`."""
+        validate(
+            self,
+            edges=edges,
+            memory=memory,
+            memory_limit=memory_limit,
+            ordered_forward=ordered_forward,
+            forward_only=forward_only,
+        )
+
+    def lower(self, edges: Edges | None = None) -> Self:
+        """The schedule with sends and receives; see `lower.lower`."""
+        return lower(self, edges)
+
+    def forward_only(self) -> Self:
+        """The forward tasks alone, in their order."""
+        return keep_forward(self)
+
+    def simulate(
+        self, times: Times, memory: Memory | None = None, *, edges: Edges | None = None
+    ) -> Timeline:
+        """The timeline under the given task times; see `simulate.simulate`."""
+        return simulate(self, times, memory, edges=edges)
+
+    def draw(self, times: Times) -> str:
+        """A text picture of the simulated timeline."""
+        return draw(self.simulate(times))
+
+    def __str__(self) -> str:
+        return print_schedule(self)

@@ -1,0 +1,128 @@
+"""A schedule in time: when every action starts and ends, and what follows from that."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plait.core_ir.schedule.ir import Action, ActionTable, IntArray
+from plait.core_ir.schedule.kinds import IS_COMPUTE, KINDS, OVERLAP_F_B
+from plait.core_ir.schedule.times import FloatArray, Memory, per_stage
+
+_FORWARD = np.array([kind.forward for kind in KINDS])
+_INPUT_GRADIENT = np.array([kind.input_gradient for kind in KINDS])
+_WEIGHT_GRADIENT = np.array([kind.weight_gradient for kind in KINDS])
+
+
+class TimedAction(NamedTuple):
+    """One action of a timeline."""
+
+    rank: int
+    action: Action
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """The actions of `schedule` with their `start` and `end`, arrays in its order: by rank, then
+    in time.
+
+    Rates compare the work of a rank, the time its actions take (the mean where ranks differ), with
+    a cost: (cost - work) / cost.
+    """
+
+    schedule: ActionTable
+    start: FloatArray = field(repr=False)
+    end: FloatArray = field(repr=False)
+    memory: Memory = field(default_factory=Memory)
+
+    @cached_property
+    def rank(self) -> IntArray:
+        """The rank of every action."""
+        return self.schedule.rank_of_action
+
+    @cached_property
+    def tasks(self) -> tuple[TimedAction, ...]:
+        """Every action with its rank, start and end."""
+        times = zip(self.rank.tolist(), self.start.tolist(), self.end.tolist(), strict=True)
+        return tuple(
+            TimedAction(rank, self.schedule.action(index), start, end)
+            for index, (rank, start, end) in enumerate(times)
+        )
+
+    @property
+    def makespan(self) -> float:
+        """First start to last end over all ranks."""
+        return float(self.end.max() - self.start.min()) if self.end.size else 0.0
+
+    @property
+    def longest_span(self) -> float:
+        """First start to last end of the tasks of one rank, the largest over ranks.
+
+        The optimizer step, which is no task of a microbatch, does not count.
+        """
+        computes = self._computes
+        first = np.full(self.schedule.num_ranks, np.inf)
+        last = np.full(self.schedule.num_ranks, -np.inf)
+        np.minimum.at(first, self.rank[computes], self.start[computes])
+        np.maximum.at(last, self.rank[computes], self.end[computes])
+        return float(max(0.0, (last - first).max()))
+
+    @property
+    def bubble_rate(self) -> float:
+        """The idle share of a rank when the cost is the makespan."""
+        return _idle_share(self.makespan, float(self._work.sum()) / self.schedule.num_ranks)
+
+    @property
+    def span_bubble_rate(self) -> float:
+        """The idle share of a rank when the cost is the longest stage span."""
+        work = float(self._work[self._computes].sum()) / self.schedule.num_ranks
+        return _idle_share(self.longest_span, work)
+
+    @property
+    def peak_activations(self) -> IntArray:
+        """The most stage activations each rank holds: from the start of F to the end of W or B."""
+        whole = peak_memory(self.schedule, Memory())
+        return np.rint(whole).astype(np.int64)
+
+    @property
+    def peak_memory(self) -> FloatArray:
+        """The most memory each rank holds, in the unit of `memory`."""
+        return peak_memory(self.schedule, self.memory)
+
+    @property
+    def _work(self) -> FloatArray:
+        return self.end - self.start
+
+    @property
+    def _computes(self) -> NDArray[np.bool_]:
+        return IS_COMPUTE[self.schedule.kind]
+
+
+def peak_memory(table: ActionTable, memory: Memory) -> FloatArray:
+    """The most memory each rank holds. Its actions run one by one, so their order alone decides."""
+    activation = per_stage(memory.activation, table.num_stages, "Memory.activation")
+    handover = activation
+    if memory.handover is not None:
+        handover = per_stage(memory.handover, table.num_stages, "Memory.handover")
+    kind = table.kind
+    backward = np.where(kind == OVERLAP_F_B.code, table.other_stage, table.stage)
+    taken = np.where(_FORWARD[kind], activation[table.stage], 0.0)
+    freed = np.where(_INPUT_GRADIENT[kind], (activation - handover)[backward], 0.0)
+    freed += np.where(_WEIGHT_GRADIENT[kind], handover[backward], 0.0)
+    # While an action runs, what it takes is held, and so is what it frees at its end.
+    held = np.cumsum(taken) - (np.cumsum(freed) - freed)
+    peaks = np.zeros(table.num_ranks)
+    for rank in range(table.num_ranks):
+        begin, stop = table.offsets[rank], table.offsets[rank + 1]
+        if begin < stop:
+            before = held[begin] - taken[begin]
+            peaks[rank] = held[begin:stop].max() - before
+    return peaks
+
+
+def _idle_share(cost: float, work: float) -> float:
+    return (cost - work) / cost if cost > 0 else 0.0
