@@ -4,6 +4,7 @@ Shapes: B batch, T time, D model dim, N heads, K key-value heads, H head dim, V 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from jax import Array
 from plait.models.llama.config import Config
 
 Boundary = Callable[[Array], Array]
+Args = TypeVar("Args", bound=tuple[Any, ...])
 
 INIT_STD = 0.02
 
@@ -150,9 +152,7 @@ def _linear(num_in: int, num_out: int, rngs: nnx.Rngs) -> nnx.Linear:
     return nnx.Linear(num_in, num_out, use_bias=False, kernel_init=init, rngs=rngs)
 
 
-def _own_dtype(
-    args: tuple[Array, ...], /, *, dtype: jnp.dtype | None = None, inexact: bool = True
-) -> tuple[Array, ...]:
+def _own_dtype(args: Args, /, *, dtype: object = None, inexact: bool = True) -> Args:
     """No promotion: an nnx.Embed fixes its dtype when built and would undo a later cast."""
     return args
 
