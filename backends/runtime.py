@@ -1,0 +1,322 @@
+"""Execution of task graphs by the actions of a schedule, for any kind of array.
+
+A `Plan` is what does not change between steps; a `Step` is one step in progress over the stages of a plan: it holds an
+environment for each (stage, microbatch), from port to array, runs tasks, hands values along edges, and adds gradients
+by microbatch from zero. Engines decide the order of actions and move what leaves the plan's stages.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plait.core_ir.errors import ExecutionError, PlaitError, ScheduleError
+from plait.core_ir.graph import Graph, Port
+from plait.core_ir.program import EdgeKind, Program, TaskKind
+from plait.core_ir.schedule.ir import Action, ActionTable
+from plait.core_ir.types import TensorType
+
+Task: TypeAlias = Callable[[list[Any]], Sequence[Any]]
+"""A compiled task graph: arrays in the order of its inputs -> arrays in the order of its outputs. It may empty the list."""
+
+
+class Arrays(Protocol):
+    """What the runtime asks of a backend's arrays."""
+
+    def zeros(self, type: TensorType, stage: int) -> Any:
+        """Zeros, where `stage` runs."""
+
+    def scalar(self, number: float, type: TensorType, stage: int) -> Any:
+        """A number as an array, where `stage` runs."""
+
+    def key(self, words: NDArray[np.uint32], stage: int) -> Any:
+        """A PRNG key, where `stage` runs."""
+
+    def add(self, total: Any, part: Any) -> Any:
+        """The sum; `total` belongs to the runtime and may be overwritten."""
+
+    def move(self, array: Any, stage: int) -> Any:
+        """The array where `stage` runs."""
+
+    def stack(self, parts: Sequence[Any]) -> Any:
+        """The arrays, of one type, along a new dim 0."""
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """What one step reads; no array of it is changed.
+
+    params, buffers: by name, for the stages that run here. microbatches: batch leaves by name. keys: u32[M, 2], a key
+    for each microbatch. loss_grad: the cotangent of each microbatch's loss, which also scales the sum of losses.
+    """
+
+    params: Mapping[str, Any]
+    buffers: Mapping[str, Any]
+    microbatches: Sequence[Mapping[str, Any]]
+    keys: NDArray[np.uint32]
+    loss_grad: float
+    backward: bool = True
+
+
+@dataclass(frozen=True)
+class StepOutputs:
+    """What one step gives: the loss (None where no stage here has one), gradients by name, buffers by name as the
+    step leaves them, and aux by name, stacked by microbatch."""
+
+    loss: Any
+    grads: dict[str, Any]
+    buffers: dict[str, Any]
+    aux: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A program with compiled tasks for the stages that run here. `tasks[stage, kind]` is F, I or W."""
+
+    program: Program
+    stages: tuple[int, ...]
+    tasks: Mapping[tuple[int, TaskKind], Task]
+    arrays: Arrays
+
+    @cached_property
+    def _later_reads(self) -> dict[tuple[int, TaskKind], frozenset[Port]]:
+        """For each task, the ports that later tasks of its stage read."""
+        reads: dict[tuple[int, TaskKind], frozenset[Port]] = {}
+        for stage in self.stages:
+            later: frozenset[Port] = frozenset()
+            for kind in reversed(_ORDER):
+                reads[stage, kind] = later
+                later |= frozenset(self.program.task(stage, kind).input_ports)
+        return reads
+
+    def later_reads(self, stage: int, kind: TaskKind, *, backward: bool) -> frozenset[Port]:
+        """The ports that tasks of this stage still read once `kind` has run."""
+        return self._later_reads[stage, kind] if backward else frozenset()
+
+
+_ORDER: tuple[TaskKind, ...] = ("F", "I", "W")
+_Env: TypeAlias = dict[Port, Any]
+
+
+@dataclass
+class Step:
+    """One step in progress."""
+
+    plan: Plan
+    inputs: StepInputs
+    _envs: dict[tuple[int, int], _Env] = field(default_factory=dict)
+    _outbox: dict[tuple[int, int, int, EdgeKind], list[Any]] = field(default_factory=dict)
+    _grads: dict[tuple[int, str], Any] = field(default_factory=dict)
+    _losses: dict[int, Any] = field(default_factory=dict)
+    _aux: dict[str, dict[int, Any]] = field(default_factory=dict)
+    _buffers: dict[str, Any] = field(default_factory=dict)
+
+    def compute(self, action: Action) -> None:
+        """Run the tasks of one action. ExecutionError names stage, microbatch and action where one fails."""
+        for part in action.parts:
+            if part.stage is None or part.microbatch is None:
+                continue
+            for kind in _TASKS_OF[part.kind.name]:
+                if kind != "F" and not self.inputs.backward:
+                    continue
+                try:
+                    self._run(part.stage, kind, part.microbatch)
+                except PlaitError:
+                    raise
+                except Exception as error:
+                    raise ExecutionError(
+                        f"stage {part.stage}, microbatch {part.microbatch}, action {action} (task {kind}) "
+                        f"failed: {type(error).__name__}: {error}"
+                    ) from error
+
+    def outgoing(self, stage: int, peer: int, microbatch: int, kind: EdgeKind) -> list[Any]:
+        """The arrays that `stage` made for `peer`, in the order of the program's edges; each is given once."""
+        return self._outbox.pop((stage, peer, microbatch, kind))
+
+    def incoming(
+        self, stage: int, peer: int, microbatch: int, kind: EdgeKind, arrays: Sequence[Any]
+    ) -> None:
+        """Hand `stage` the arrays that `peer` made for it, in the order of the program's edges."""
+        edges = [e for e in self.plan.program.edges_into(stage, kind) if e.source == peer]
+        env = self._envs.setdefault((stage, microbatch), {})
+        env.update((edge.input, array) for edge, array in zip(edges, arrays, strict=True))
+
+    def gradients(self) -> dict[tuple[int, str], Any]:
+        """The gradient of each parameter by (stage, name): the sum over microbatches of what the stage gave."""
+        return self._grads
+
+    def losses(self) -> list[Any]:
+        """The loss of each microbatch, where the stage that makes it runs here; else empty."""
+        return [self._losses[m] for m in sorted(self._losses)]
+
+    def aux(self) -> dict[str, Any]:
+        """Aux outputs of stages that run here, stacked by microbatch."""
+        return {
+            name: self.plan.arrays.stack([parts[m] for m in sorted(parts)])
+            for name, parts in self._aux.items()
+        }
+
+    def buffers(self) -> dict[str, Any]:
+        """Buffers that stages here changed, as the last microbatch left them."""
+        return self._buffers
+
+    # Inside.
+
+    def _run(self, stage: int, kind: TaskKind, microbatch: int) -> None:
+        plan, graph = self.plan, self.plan.program.task(stage, kind)
+        env = self._envs.setdefault((stage, microbatch), {})
+        later = plan.later_reads(stage, kind, backward=self.inputs.backward)
+        operands = []
+        for port, value in zip(graph.input_ports, graph.inputs, strict=True):
+            array = self._read(env, port, value.type, stage, microbatch, keep=port in later)
+            operands.append(array)
+        outputs = plan.tasks[stage, kind](operands) if graph.outputs else ()
+        written = dict(zip(graph.output_ports, outputs, strict=True))
+        self._collect(stage, microbatch, written)
+        self._deliver(stage, microbatch, "activation" if kind == "F" else "gradient", written)
+        env.update((port, array) for port, array in written.items() if port in later)
+        for port in [p for p in env if p not in later and self._is_spent(stage, kind, p)]:
+            del env[port]
+        if not env and kind == "W":
+            del self._envs[stage, microbatch]
+
+    def _is_spent(self, stage: int, kind: TaskKind, port: Port) -> bool:
+        """Whether no later task reads the port; a gradient may arrive before F's successors ran."""
+        return kind != "F" or port.role != "gradient"
+
+    def _read(
+        self, env: _Env, port: Port, type_: TensorType, stage: int, microbatch: int, *, keep: bool
+    ) -> Any:
+        if port in env:
+            return env[port] if keep else env.pop(port)
+        inputs, arrays = self.inputs, self.plan.arrays
+        match port.role:
+            case "param":
+                return inputs.params[port.name]
+            case "buffer":
+                current = self._buffers.get(port.name)
+                array = inputs.buffers[port.name] if current is None else current
+                if keep:  # a later task must see what F saw, not what a later microbatch leaves
+                    env[port] = array
+                return array
+            case "batch":
+                return arrays.move(inputs.microbatches[microbatch][port.name], stage)
+            case "rng_key":
+                return arrays.key(inputs.keys[microbatch], stage)
+            case "loss_grad":
+                return arrays.scalar(inputs.loss_grad, type_, stage)
+        raise ExecutionError(
+            f"stage {stage}, microbatch {microbatch}: {port} was never delivered; the schedule runs a task "
+            "before what it depends on"
+        )
+
+    def _collect(self, stage: int, microbatch: int, written: Mapping[Port, Any]) -> None:
+        arrays = self.plan.arrays
+        for port, array in written.items():
+            match port.role:
+                case "param_grad":
+                    key = (stage, port.name)
+                    total = self._grads.get(key)
+                    if total is None:
+                        total = arrays.zeros(self.plan.program.param_types[port.name], stage)
+                    self._grads[key] = arrays.add(total, array)
+                case "loss":
+                    self._losses[microbatch] = array
+                case "aux":
+                    self._aux.setdefault(port.name, {})[microbatch] = array
+                case "buffer_update":
+                    self._buffers[port.name] = array
+
+    def _deliver(
+        self, stage: int, microbatch: int, kind: EdgeKind, written: Mapping[Port, Any]
+    ) -> None:
+        for edge in self.plan.program.edges_from(stage, kind):
+            if edge.output not in written:
+                continue
+            array = written[edge.output]
+            if edge.target in self.plan.stages:
+                moved = self.plan.arrays.move(array, edge.target)
+                self._envs.setdefault((edge.target, microbatch), {})[edge.input] = moved
+            elif kind == "activation" or self.inputs.backward:
+                self._outbox.setdefault((stage, edge.target, microbatch, kind), []).append(array)
+
+
+_TASKS_OF: dict[str, tuple[TaskKind, ...]] = {
+    "F": ("F",),
+    "I": ("I",),
+    "W": ("W",),
+    "B": ("I", "W"),
+}
+
+
+def linear_order(schedule: ActionTable, program: Program) -> list[Action]:
+    """The compute actions of all ranks in one order that keeps each rank's own order and every dependency.
+
+    ScheduleError where there is none.
+    """
+    queues = [iter(_computes(schedule.rank(r))) for r in range(schedule.num_ranks)]
+    heads = [next(queue, None) for queue in queues]
+    done: set[tuple[str, int, int]] = set()
+    order: list[Action] = []
+    while any(head is not None for head in heads):
+        before = len(order)
+        for rank, queue in enumerate(queues):
+            head = heads[rank]
+            if head is not None and _is_ready(head, program, done):
+                order.append(head)
+                done.update(_effects(head))
+                heads[rank] = next(queue, None)
+        if len(order) == before:
+            stuck = ", ".join(f"rank {r} at {h}" for r, h in enumerate(heads) if h is not None)
+            raise ScheduleError(f"the schedule cannot run on this program: {stuck} wait for each other")
+    return order
+
+
+def _computes(actions: Iterable[Action]) -> Iterator[Action]:
+    return (a for a in actions if a.kind.is_compute)
+
+
+def _effects(action: Action) -> Iterator[tuple[str, int, int]]:
+    for part in action.parts:
+        assert part.stage is not None and part.microbatch is not None
+        yield from ((kind, part.stage, part.microbatch) for kind in _TASKS_OF[part.kind.name])
+
+
+def _is_ready(action: Action, program: Program, done: set[tuple[str, int, int]]) -> bool:
+    made = set[tuple[str, int, int]]()
+    for part in action.parts:
+        stage, microbatch = part.stage, part.microbatch
+        assert stage is not None and microbatch is not None
+        for kind in _TASKS_OF[part.kind.name]:
+            needs = [("F", stage)] if kind == "I" else [("I", stage)] if kind == "W" else []
+            edge_kind: EdgeKind = "activation" if kind == "F" else "gradient"
+            if kind != "W":
+                source_task = "F" if kind == "F" else "I"
+                needs += [(source_task, e.source) for e in program.edges_into(stage, edge_kind)]
+            if any((k, s, microbatch) not in done and (k, s, microbatch) not in made for k, s in needs):
+                return False
+            made.add((kind, stage, microbatch))
+    return True
+
+
+def add_shared(
+    program: Program, grads: Mapping[tuple[int, str], Any], arrays: Arrays
+) -> dict[str, Any]:
+    """Gradients by name: the partials of shared parameters added in the order of stages, from the first one's."""
+    total: dict[str, Any] = {}
+    for (stage, name), grad in sorted(grads.items(), key=lambda item: item[0][0]):
+        if name in total:
+            total[name] = arrays.add(total[name], arrays.move(grad, program.shared_params[name][0]))
+        else:
+            total[name] = grad
+    return total
+
+
+def task_graphs(program: Program, stages: Iterable[int]) -> Iterator[tuple[int, TaskKind, Graph]]:
+    """The graphs an engine compiles for some stages: F, I and W of each."""
+    for stage in stages:
+        for kind in _ORDER:
+            yield stage, kind, program.task(stage, kind)

@@ -1,0 +1,26 @@
+"""The op set, by family; OPS maps each name to its op."""
+
+from plait.core_ir.op import Op
+from plait.core_ir.ops import (
+    attention,
+    control,
+    elementwise,
+    index,
+    linalg,
+    random,
+    reduce,
+    shape,
+)
+
+FAMILIES: dict[str, tuple[Op, ...]] = {
+    "elementwise": elementwise.FAMILY,
+    "shape": shape.FAMILY,
+    "reduce": reduce.FAMILY,
+    "index": index.FAMILY,
+    "linalg": linalg.FAMILY,
+    "attention": attention.FAMILY,
+    "random": random.FAMILY,
+    "control": control.FAMILY,
+}
+
+OPS: dict[str, Op] = {op.name: op for family in FAMILIES.values() for op in family}

@@ -1,0 +1,113 @@
+"""Whether a graph, and a program, is well formed. Linear in their size."""
+
+from plait.core_ir.errors import TypeRuleError, VerifyError
+from plait.core_ir.graph import Eqn, Graph, Port, Value
+from plait.core_ir.program import Edge, Program, Stage
+
+
+def verify(graph: Graph) -> Graph:
+    """The graph itself; VerifyError where a value is undefined or defined twice, or a type is not what its op says."""
+    defined: set[Value] = set()
+    for value, port in zip(graph.inputs, graph.input_ports, strict=True):
+        if value in defined:
+            raise VerifyError(f"graph {graph.name}: input {port} {value!r} is defined twice")
+        defined.add(value)
+    for position, eqn in enumerate(graph.eqns):
+        _verify_eqn(graph, position, eqn, defined)
+        defined.update(eqn.results)
+    for value, port in zip(graph.outputs, graph.output_ports, strict=True):
+        if value not in defined:
+            raise VerifyError(f"graph {graph.name}: output {port} {value!r} is not defined")
+    _verify_ports(graph, "input", graph.input_ports)
+    _verify_ports(graph, "output", graph.output_ports)
+    return graph
+
+
+def _verify_eqn(graph: Graph, position: int, eqn: Eqn, defined: set[Value]) -> None:
+    where = f"graph {graph.name}, equation {position} ({eqn.op.name}, {eqn.source})"
+    for operand in eqn.operands:
+        if operand not in defined:
+            raise VerifyError(f"{where}: operand {operand!r} is not defined before it is used")
+    for result in eqn.results:
+        if result in defined:
+            raise VerifyError(f"{where}: result {result!r} is defined twice")
+    if len(set(eqn.results)) != len(eqn.results):
+        raise VerifyError(f"{where}: one value stands twice among the results")
+    try:
+        types = eqn.op.types([v.type for v in eqn.operands], eqn.attrs)
+    except TypeRuleError as error:
+        raise VerifyError(f"{where}: {error}") from None
+    found = tuple(v.type for v in eqn.results)
+    if types != found:
+        raise VerifyError(f"{where}: results should be {list(types)}, are {list(found)}")
+    for attr in eqn.attrs.values():
+        for nested in attr if isinstance(attr, tuple) else (attr,):
+            if isinstance(nested, Graph):
+                verify(nested)
+
+
+def _verify_ports(graph: Graph, side: str, ports: tuple[Port, ...]) -> None:
+    named = [p for p in ports if p.role]
+    if len(set(named)) != len(named):
+        seen: set[Port] = set()
+        twice = next(p for p in named if p in seen or seen.add(p))  # type: ignore[func-returns-value]
+        raise VerifyError(f"graph {graph.name}: two {side}s are {twice}")
+
+
+def verify_program(program: Program) -> Program:
+    """The program itself; VerifyError where a task is malformed, an edge does not fit, or a port is never written."""
+    for stage in program.stages:
+        for graph in stage.tasks.values():
+            verify(graph)
+    for edge in program.edges:
+        _verify_edge(program, edge)
+    received = {(e.target, e.input) for e in program.edges}
+    for stage in program.stages:
+        _verify_flow(program, stage, received)
+    return program
+
+
+_FROM_RUNTIME = ("param", "buffer", "batch", "rng_key", "loss_grad")
+
+
+def _verify_edge(program: Program, edge: Edge) -> None:
+    source, target = program.stages[edge.source], program.stages[edge.target]
+    made = _port_types(source, edge.kind, outputs=True).get(edge.output)
+    read = _port_types(target, edge.kind, outputs=False).get(edge.input)
+    if made is None:
+        raise VerifyError(f"edge {edge}: the source stage has no output {edge.output}")
+    if read is None:
+        raise VerifyError(f"edge {edge}: the target stage has no input {edge.input}")
+    if made != read:
+        raise VerifyError(f"edge {edge}: sends {made}, the target reads {read}")
+    if edge.source == edge.target or (edge.kind == "activation") != (edge.source < edge.target):
+        raise VerifyError(f"edge {edge}: activations go to later stages, gradients to earlier ones")
+
+
+def _port_types(stage: Stage, role: str, *, outputs: bool) -> dict[Port, object]:
+    found: dict[Port, object] = {}
+    for graph in stage.tasks.values():
+        ports, values = (
+            (graph.output_ports, graph.outputs) if outputs else (graph.input_ports, graph.inputs)
+        )
+        found.update((p, v.type) for p, v in zip(ports, values, strict=True) if p.role == role)
+    return found
+
+
+def _verify_flow(program: Program, stage: Stage, received: set[tuple[int, Port]]) -> None:
+    """Each port a task reads comes from the runtime, an edge, or an earlier task of the stage."""
+    orders = (("F", "B"), ("F", "I", "W"))
+    for order in orders:
+        written: set[Port] = set()
+        for kind in order:
+            graph = stage.tasks.get(kind)  # type: ignore[call-overload]
+            if graph is None:
+                continue
+            for port in graph.input_ports:
+                known = port.role in _FROM_RUNTIME or port in written
+                if not known and (stage.index, port) not in received:
+                    raise VerifyError(
+                        f"program {program.name}, stage {stage.index}, task {kind}: nothing writes its input {port}"
+                    )
+            written.update(graph.output_ports)
+            written.update(graph.input_ports)
