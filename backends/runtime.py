@@ -271,7 +271,9 @@ def linear_order(schedule: ActionTable, program: Program) -> list[Action]:
                 heads[rank] = next(queue, None)
         if len(order) == before:
             stuck = ", ".join(f"rank {r} at {h}" for r, h in enumerate(heads) if h is not None)
-            raise ScheduleError(f"the schedule cannot run on this program: {stuck} wait for each other")
+            raise ScheduleError(
+                f"the schedule cannot run on this program: {stuck} wait for each other"
+            )
     return order
 
 
@@ -296,7 +298,9 @@ def _is_ready(action: Action, program: Program, done: set[tuple[str, int, int]])
             if kind != "W":
                 source_task = "F" if kind == "F" else "I"
                 needs += [(source_task, e.source) for e in program.edges_into(stage, edge_kind)]
-            if any((k, s, microbatch) not in done and (k, s, microbatch) not in made for k, s in needs):
+            if any(
+                (k, s, microbatch) not in done and (k, s, microbatch) not in made for k, s in needs
+            ):
                 return False
             made.add((kind, stage, microbatch))
     return True

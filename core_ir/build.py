@@ -1,9 +1,9 @@
 """Building graphs: a Builder appends equations, infers their types, and knows where the user wrote them.
 
-    b = Builder("square")
-    x = b.input(TensorType(f32, (3,)), "activation", "x")
-    b.output(b(ops.mul, x, x), "activation", "y")
-    graph = b.build()
+b = Builder("square")
+x = b.input(TensorType(f32, (3,)), "activation", "x")
+b.output(b(ops.mul, x, x), "activation", "y")
+graph = b.build()
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,8 +15,8 @@ import numpy as np
 from plait.core_ir.errors import TypeRuleError
 from plait.core_ir.graph import UNKNOWN, Eqn, Graph, Port, Role, Source, Value
 from plait.core_ir.op import Literal, Op
-from plait.core_ir.ops.shape import broadcast, constant, reshape, transpose
 from plait.core_ir.ops.elementwise import convert
+from plait.core_ir.ops.shape import broadcast, constant, reshape, transpose
 from plait.core_ir.types import DType, TensorType
 
 

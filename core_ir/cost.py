@@ -34,7 +34,7 @@ class Machine:
     bytes_per_second: float = 1e10
 
 
-def seconds(graph: Graph, machine: Machine = Machine()) -> float:  # noqa: B008  a frozen value
+def seconds(graph: Graph, machine: Machine = Machine()) -> float:
     """Estimated time: the larger of compute and of unfused traffic, summed over equations."""
     total = 0.0
     for eqn in graph.eqns:

@@ -140,12 +140,18 @@ class Graph:
 
     def inputs_of(self, role: Role) -> Iterator[tuple[str, Value]]:
         """`(name, value)` of each input of that role, in order."""
-        return ((p.name, v) for p, v in zip(self.input_ports, self.inputs, strict=True) if p.role == role)
+        return (
+            (p.name, v)
+            for p, v in zip(self.input_ports, self.inputs, strict=True)
+            if p.role == role
+        )
 
     def outputs_of(self, role: Role) -> Iterator[tuple[str, Value]]:
         """`(name, value)` of each output of that role, in order."""
         return (
-            (p.name, v) for p, v in zip(self.output_ports, self.outputs, strict=True) if p.role == role
+            (p.name, v)
+            for p, v in zip(self.output_ports, self.outputs, strict=True)
+            if p.role == role
         )
 
     def producers(self) -> dict[Value, Eqn]:

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from plait.core_ir.graph import Graph, Value
 from plait.core_ir.errors import ExecutionError, PlaitError
+from plait.core_ir.graph import Graph, Value
 from plait.core_ir.op import Array
 from plait.core_ir.types import type_of
 
@@ -41,7 +41,9 @@ def interpret(graph: Graph, operands: Sequence[Array]) -> list[Array]:
     return [known[v] for v in graph.outputs]
 
 
-def interpret_by_name(graph: Graph, operands: Mapping[tuple[str, str], Array]) -> dict[tuple[str, str], Array]:
+def interpret_by_name(
+    graph: Graph, operands: Mapping[tuple[str, str], Array]
+) -> dict[tuple[str, str], Array]:
     """Run a graph with operands by `(role, name)` of its input ports; outputs likewise."""
     arrays = [operands[(p.role, p.name)] for p in graph.input_ports]
     outputs = interpret(graph, arrays)

@@ -11,7 +11,7 @@ from plait.core_ir.errors import PlaitError, TextError
 from plait.core_ir.graph import ROLES, Eqn, Graph, Port, Value
 from plait.core_ir.op import Array, Literal
 from plait.core_ir.ops import OPS
-from plait.core_ir.program import TASK_KINDS, Edge, Program, Stage, TaskKind
+from plait.core_ir.program import TASK_KINDS, Edge, EdgeKind, Program, Stage, TaskKind
 from plait.core_ir.text import HEADER
 from plait.core_ir.types import DTYPES, DType, TensorType
 
@@ -162,9 +162,10 @@ class _Parser:
         target = self._integer("a stage's number")
         input_ = self._port()
         self._expect("{")
-        kind = self._take("word", "activation or gradient")
-        if kind != "activation" and kind != "gradient":
-            self._fail(f"expected activation or gradient, found {kind!r}")
+        word = self._take("word", "activation or gradient")
+        kind = _EDGE_KINDS.get(word)
+        if kind is None:
+            self._fail(f"expected activation or gradient, found {word!r}")
         for text in (",", "bytes", "="):
             self._expect(text)
         num_bytes = self._integer("a number of bytes")
@@ -252,7 +253,9 @@ class _Parser:
         except PlaitError as error:
             self._fail_at(start, str(error))
         if tuple(kind for _, kind in bound) != types:
-            self._fail_at(start, f"{name} gives {list(types)}, the text says {[k for _, k in bound]}")
+            self._fail_at(
+                start, f"{name} gives {list(types)}, the text says {[k for _, k in bound]}"
+            )
         results = tuple(self._define(known, text, kind) for text, kind in bound)
         return Eqn(op, tuple(operands), attrs, results)
 
@@ -304,7 +307,9 @@ class _Parser:
         if self._tokens[self._next][0] == "hash":
             digest = self._take("hash", "a content hash")[1:]
             if digest not in self._constants:
-                self._fail(f"constant #{digest} is not in the table of constants given with the text")
+                self._fail(
+                    f"constant #{digest} is not in the table of constants given with the text"
+                )
             literal = Literal(self._constants[digest])
             if literal.type != type_:
                 self._fail(f"constant #{digest} is {literal.type}, the text says {type_}")
@@ -313,6 +318,7 @@ class _Parser:
         return Literal(_array(numbers, type_))
 
 
+_EDGE_KINDS: dict[str, EdgeKind] = {"activation": "activation", "gradient": "gradient"}
 _WORDS = {"true": True, "false": False, "none": None}
 
 

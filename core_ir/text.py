@@ -11,15 +11,14 @@ of their content, to be found in a table beside the text. `//` begins a comment.
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from plait.core_ir.errors import TextError
 from plait.core_ir.graph import Graph, Port, Value
 from plait.core_ir.op import Array, Literal
-from plait.core_ir.program import Edge, Program
+from plait.core_ir.program import Program
 from plait.core_ir.types import DType, TensorType
 
 HEADER = "plait.ir 1"
@@ -169,7 +168,9 @@ def _literal(literal: Literal) -> str:
     array = literal.array
     if array.size > INLINE_ELEMENTS:
         return f"{literal.type}:#{literal.digest}"
-    return f"{literal.type}:[{', '.join(_number(x, literal.type.dtype) for x in array.reshape(-1))}]"
+    return (
+        f"{literal.type}:[{', '.join(_number(x, literal.type.dtype) for x in array.reshape(-1))}]"
+    )
 
 
 def _number(x: Any, dtype: DType) -> str:

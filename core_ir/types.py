@@ -6,7 +6,7 @@ A tensor type is a dtype and a shape. There are no strides: every port is row-ma
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -86,7 +86,7 @@ def dtype(name: str) -> DType:
 
 def dtype_of(array_dtype: object) -> DType:
     """The dtype that carries a NumPy (or ml_dtypes) dtype; KeyError when there is none."""
-    return _BY_NUMPY[np.dtype(array_dtype)]  # type: ignore[call-overload]
+    return _BY_NUMPY[np.dtype(array_dtype)]  # type: ignore[call-overload,unused-ignore]
 
 
 @dataclass(frozen=True)
@@ -133,6 +133,6 @@ KEY = TensorType(u32, (2,))
 """The type of a PRNG key."""
 
 
-def type_of(array: np.ndarray) -> TensorType:  # type: ignore[type-arg]
+def type_of(array: np.ndarray[Any, np.dtype[Any]]) -> TensorType:
     """The type of a NumPy array."""
     return TensorType(dtype_of(array.dtype), tuple(int(d) for d in array.shape))

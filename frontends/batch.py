@@ -85,7 +85,9 @@ class BatchSpec:
         assert spec.type is not None
         where = f"batch leaf {spec.name!r}"
         if leaf is None:
-            raise BatchError(f"{where} is None, but a stage that runs here reads it; pass its array")
+            raise BatchError(
+                f"{where} is None, but a stage that runs here reads it; pass its array"
+            )
         array = leaf if is_array(leaf) else _number(leaf, where)
         found = array_type(array)
         shape = spec.type.shape

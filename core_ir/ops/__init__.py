@@ -4,6 +4,7 @@ from plait.core_ir.op import Op
 from plait.core_ir.ops import (
     attention,
     control,
+    convolution,
     elementwise,
     index,
     linalg,
@@ -18,6 +19,7 @@ FAMILIES: dict[str, tuple[Op, ...]] = {
     "reduce": reduce.FAMILY,
     "index": index.FAMILY,
     "linalg": linalg.FAMILY,
+    "convolution": convolution.FAMILY,
     "attention": attention.FAMILY,
     "random": random.FAMILY,
     "control": control.FAMILY,

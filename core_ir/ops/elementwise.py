@@ -85,11 +85,15 @@ def _elementwise(
     return Op(name, infer, evaluate, num_operands, attrs, taken, commutative=commutative, doc=doc)
 
 
-def _unary(name: str, domain: Domain, function: Callable[..., Any], doc: str = "", **more: Any) -> Op:
+def _unary(
+    name: str, domain: Domain, function: Callable[..., Any], doc: str = "", **more: Any
+) -> Op:
     return _elementwise(name, 1, domain, function, doc, **more)
 
 
-def _binary(name: str, domain: Domain, function: Callable[..., Any], doc: str = "", **more: Any) -> Op:
+def _binary(
+    name: str, domain: Domain, function: Callable[..., Any], doc: str = "", **more: Any
+) -> Op:
     return _elementwise(name, 2, domain, function, doc, **more)
 
 
@@ -115,7 +119,9 @@ def _round(x: Array, mode: str) -> Array:
     if mode == "half_even":
         return np.asarray(np.rint(x))
     whole = np.trunc(x)
-    return np.asarray(np.copysign(np.where(np.abs(x - whole) >= 0.5, np.abs(whole) + 1, np.abs(whole)), x))
+    return np.asarray(
+        np.copysign(np.where(np.abs(x - whole) >= 0.5, np.abs(whole) + 1, np.abs(whole)), x)
+    )
 
 
 def _int_div(x: Array, y: Array, rounding: str) -> Array:
@@ -155,9 +161,11 @@ def _shift(kind: str) -> Callable[[Array, Array], Array]:
         if kind == "left":
             return np.where(wide, 0, np.left_shift(x, safe)).astype(x.dtype)
         if kind == "logical":
-            return np.where(wide, 0, np.right_shift(x.view(unsigned), safe.view(unsigned))).astype(
-                unsigned
-            ).view(x.dtype)
+            return (
+                np.where(wide, 0, np.right_shift(x.view(unsigned), safe.view(unsigned)))
+                .astype(unsigned)
+                .view(x.dtype)
+            )
         filled = np.right_shift(x, np.asarray(bits - 1, x.dtype)) if x.dtype.kind == "i" else 0
         return np.where(wide, filled, np.right_shift(x, safe)).astype(x.dtype)
 
@@ -315,12 +323,14 @@ def _convert(x: Array, wanted: DType) -> Array:
         have = _PART[have]
     if have.kind == "float" and wanted.is_integer:
         wide = x.astype(np.float64)
-        info = np.iinfo(wanted.numpy)
+        info = np.iinfo(str(wanted.numpy))
         inside = np.clip(np.where(np.isnan(wide), 0, wide), float(info.min), float(info.max))
         out = np.trunc(inside)
         # float(info.max) of the 64-bit types rounds up to 2**63 or 2**64, which does not fit back.
         top = out >= float(info.max)
-        return np.where(top, info.max, np.where(top, 0, out).astype(wanted.numpy)).astype(wanted.numpy)
+        return np.where(top, info.max, np.where(top, 0, out).astype(wanted.numpy)).astype(
+            wanted.numpy
+        )
     return x.astype(wanted.numpy)
 
 
@@ -349,7 +359,9 @@ def _bitcast_infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
 bitcast = Op(
     "bitcast",
     _bitcast_infer,
-    lambda operands, attrs, _: (np.ascontiguousarray(operands[0]).view(attrs["dtype"].numpy).reshape(operands[0].shape),),
+    lambda operands, attrs, _: (
+        np.ascontiguousarray(operands[0]).view(attrs["dtype"].numpy).reshape(operands[0].shape),
+    ),
     1,
     (dtype_attr(),),
     ("both dtypes have one size in bytes",),

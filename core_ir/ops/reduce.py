@@ -53,7 +53,7 @@ def _bound(dtype: DType, direction: int) -> Any:
     if dtype.kind == "bool":
         return direction > 0
     if dtype.is_integer:
-        info = np.iinfo(dtype.numpy)
+        info = np.iinfo(str(dtype.numpy))
         return info.max if direction > 0 else info.min
     if dtype.name == "f8e4m3fn":
         return direction * 448.0
@@ -111,17 +111,25 @@ reduce_prod = _reduction(
     "reduce_prod", _is_number, "numbers", np.multiply, lambda d: 1, "The product; empty: 1."
 )
 reduce_max = _reduction(
-    "reduce_max", _is_real, "real numbers", np.maximum, lowest, "The largest, NaN if any; empty: -inf."
+    "reduce_max",
+    _is_real,
+    "real numbers",
+    np.maximum,
+    lowest,
+    "The largest, NaN if any; empty: -inf.",
 )
 reduce_min = _reduction(
-    "reduce_min", _is_real, "real numbers", np.minimum, highest, "The least, NaN if any; empty: inf."
+    "reduce_min",
+    _is_real,
+    "real numbers",
+    np.minimum,
+    highest,
+    "The least, NaN if any; empty: inf.",
 )
 reduce_and = _reduction(
     "reduce_and", _is_bits, "bool or integers", np.bitwise_and, lambda d: d.kind == "bool" or -1, ""
 )
-reduce_or = _reduction(
-    "reduce_or", _is_bits, "bool or integers", np.bitwise_or, lambda d: 0, ""
-)
+reduce_or = _reduction("reduce_or", _is_bits, "bool or integers", np.bitwise_or, lambda d: 0, "")
 
 
 def _arg(name: str, function: Callable[..., Any]) -> Op:
@@ -157,8 +165,12 @@ argmin = _arg("argmin", np.argmin)
 # Cumulative ops.
 
 
-def _cumulative(name: str, scan: Callable[[Array, int], Any], allowed: Callable[[DType], bool]) -> Op:
-    check = Checks(name, "the operand's dtype is ordered where needed, and not bool", "0 <= dim < rank")
+def _cumulative(
+    name: str, scan: Callable[[Array, int], Any], allowed: Callable[[DType], bool]
+) -> Op:
+    check = Checks(
+        name, "the operand's dtype is ordered where needed, and not bool", "0 <= dim < rank"
+    )
 
     def infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
         check(1, allowed(types[0].dtype), types[0])
@@ -172,7 +184,9 @@ def _cumulative(name: str, scan: Callable[[Array, int], Any], allowed: Callable[
             out = np.asarray(scan(wide, dim))
         return ((np.flip(out, dim) if attrs["reverse"] else out).astype(x.dtype),)
 
-    doc = "The reduction of each element with all before it along `dim` (behind it, with `reverse`)."
+    doc = (
+        "The reduction of each element with all before it along `dim` (behind it, with `reverse`)."
+    )
     attrs = (int_attr("dim"), bool_attr("reverse"))
     return Op(name, infer, evaluate, 1, attrs, check.constraints, doc=doc)
 
@@ -185,9 +199,7 @@ cumsum = _cumulative("cumsum", lambda x, d: np.cumsum(x, d, dtype=x.dtype), _is_
 cumprod = _cumulative("cumprod", lambda x, d: np.cumprod(x, d, dtype=x.dtype), _is_number)
 cummax = _cumulative("cummax", lambda x, d: np.maximum.accumulate(x, d), _is_real)
 cummin = _cumulative("cummin", lambda x, d: np.minimum.accumulate(x, d), _is_real)
-cumlogsumexp = _cumulative(
-    "cumlogsumexp", lambda x, d: np.logaddexp.accumulate(x, d), _is_float
-)
+cumlogsumexp = _cumulative("cumlogsumexp", lambda x, d: np.logaddexp.accumulate(x, d), _is_float)
 
 
 # Windows.
@@ -227,7 +239,9 @@ def _window_views(x: Array, fill: Any, attrs: Attrs, counts: Sequence[int]) -> I
     for place in product(*map(range, attrs["window"])):
         starts = [p * d for p, d in zip(place, attrs["window_dilation"], strict=True)]
         spans = zip(starts, counts, attrs["strides"], strict=True)
-        yield padded[tuple(slice(a, a + (n - 1) * s + 1, s) if n else slice(0, 0) for a, n, s in spans)]
+        yield padded[
+            tuple(slice(a, a + (n - 1) * s + 1, s) if n else slice(0, 0) for a, n, s in spans)
+        ]
 
 
 _WINDOW_KINDS: dict[str, tuple[np.ufunc, Callable[[DType], Any]]] = {
@@ -301,7 +315,8 @@ def _select_and_scatter_infer(types: Types, attrs: Attrs) -> tuple[TensorType, .
     op.require(2, all(v >= 1 for n in names[:2] for v in attrs[n]), dict(attrs))
     op.require(3, x.dtype.kind == "float" and source.dtype == x.dtype, f"{source} and {x}")
     one = _ones(x.rank)
-    counts = window_counts(x.shape, *(attrs[n] for n in names), one, one)
+    sizes = (attrs["window"], attrs["strides"], attrs["padding"])
+    counts = window_counts(x.shape, *sizes, one, one)
     op.require(4, source.shape == counts, f"{source} for positions {list(counts)}")
     return (x,)
 

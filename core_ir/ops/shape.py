@@ -90,7 +90,9 @@ reshape = _movement(
 
 def _transpose_infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     permutation, shape = attrs["permutation"], types[0].shape
-    transpose.require(1, sorted(permutation) == list(range(len(shape))), f"{permutation} of {types[0]}")
+    transpose.require(
+        1, sorted(permutation) == list(range(len(shape))), f"{permutation} of {types[0]}"
+    )
     return (types[0].with_shape(shape[p] for p in permutation),)
 
 
@@ -137,7 +139,9 @@ broadcast = _movement(
 
 def _slice_infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     (x,), start, limit, strides = types, attrs["start"], attrs["limit"], attrs["strides"]
-    slice_.require(1, len(start) == len(limit) == len(strides) == x.rank, f"{start}, {limit}, {strides} of {x}")
+    slice_.require(
+        1, len(start) == len(limit) == len(strides) == x.rank, f"{start}, {limit}, {strides} of {x}"
+    )
     inside = all(0 <= a <= b <= n for a, b, n in zip(start, limit, x.shape, strict=True))
     slice_.require(2, inside, f"{start} to {limit} of {x}")
     slice_.require(3, all(s >= 1 for s in strides), strides)
@@ -168,7 +172,9 @@ def _pad_infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     x, value = types
     low, high, interior = attrs["low"], attrs["high"], attrs["interior"]
     pad.require(1, value == x.with_shape(()), f"{value} for {x}")
-    pad.require(2, len(low) == len(high) == len(interior) == x.rank, f"{low}, {high}, {interior} of {x}")
+    pad.require(
+        2, len(low) == len(high) == len(interior) == x.rank, f"{low}, {high}, {interior} of {x}"
+    )
     pad.require(3, all(i >= 0 for i in interior), interior)
     shape = [
         n + a + b + max(n - 1, 0) * i
@@ -237,7 +243,9 @@ concatenate = _movement(
 
 def _reverse_infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     dims = attrs["dims"]
-    reverse.require(1, len(set(dims)) == len(dims) and all(0 <= d < types[0].rank for d in dims), dims)
+    reverse.require(
+        1, len(set(dims)) == len(dims) and all(0 <= d < types[0].rank for d in dims), dims
+    )
     return (types[0],)
 
 
@@ -257,7 +265,9 @@ def _check_starts(op: Op, first: int, starts: Types, rank: int) -> None:
     op.require(first + 1, all(t.rank == 0 and t.dtype in (i32, i64) for t in starts), list(starts))
 
 
-def _window(shape: Sequence[int], sizes: Sequence[int], starts: Sequence[Array]) -> tuple[slice, ...]:
+def _window(
+    shape: Sequence[int], sizes: Sequence[int], starts: Sequence[Array]
+) -> tuple[slice, ...]:
     """Slices of `sizes` at `starts`, clamped so that they fit."""
     fitted = (max(0, min(int(s), n - k)) for n, k, s in zip(shape, sizes, starts, strict=True))
     return tuple(slice(a, a + k) for a, k in zip(fitted, sizes, strict=True))
