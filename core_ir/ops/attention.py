@@ -34,7 +34,7 @@ def _require_attention(op: Op, q: TensorType, k: TensorType, v: TensorType, bias
 
 def _scores(q: Array, k: Array, bias: Sequence[Array], attrs: Attrs) -> Array:
     """Scaled, biased, masked: `[B, Hk, H / Hk, T, S]` of q `[B, Hk, H / Hk, T, E]`."""
-    scores = np.matmul(q, np.swapaxes(k, -1, -2)[:, :, None]) * q.dtype.type(attrs["scale"])
+    scores: Array = np.matmul(q, np.swapaxes(k, -1, -2)[:, :, None]) * q.dtype.type(attrs["scale"])
     if bias:
         full = (scores.shape[0], scores.shape[1] * scores.shape[2], *scores.shape[3:])
         scores += np.broadcast_to(bias[0].astype(q.dtype), full).reshape(scores.shape)

@@ -20,7 +20,8 @@ from plait.core_ir.op import (
     ints_attr,
     pairs_attr,
 )
-from plait.core_ir.types import TensorType, dtype_of
+from plait.core_ir.ops.linalg import wide
+from plait.core_ir.types import TensorType
 
 Dims = tuple[int, ...]
 Padding = tuple[tuple[int, int], ...]
@@ -69,31 +70,30 @@ def _require_window(op: Op, x: TensorType, w: TensorType, attrs: Attrs) -> None:
 
 def _pad(x: Array, padding: Padding) -> Array:
     """x with zeros around its spatial dimensions; negative padding crops."""
-    grown = np.pad(x, ((0, 0), (0, 0), *((max(lo, 0), max(hi, 0)) for lo, hi in padding)))
-    sizes = grown.shape[2:]
-    crop = [slice(max(-lo, 0), n - max(-hi, 0)) for (lo, hi), n in zip(padding, sizes, strict=True)]
-    return grown[..., *crop]
+    whole = ((0, 0), (0, 0), *padding)
+    grown = np.pad(x, [(max(lo, 0), max(hi, 0)) for lo, hi in whole])
+    return grown[tuple(slice(max(-lo, 0), min(hi, 0) or None) for lo, hi in whole)]
 
 
 def _dilate(x: Array, dilation: Dims) -> Array:
     """x with `dilation - 1` zeros between its elements along each spatial dimension."""
     sizes = [_padded(n, (0, 0), d) for n, d in zip(x.shape[2:], dilation, strict=True)]
     result = np.zeros((*x.shape[:2], *sizes), x.dtype)
-    result[..., *(slice(None, None, d) for d in dilation)] = x
+    result[tuple(slice(None, None, d) for d in (1, 1, *dilation))] = x
     return result
 
 
 def _patches(x: Array, kernel: Dims, spatial: Dims, attrs: Attrs) -> Array:
     """What the kernel covers, as a view of x: `[groups, C / groups, *kernel, N, *result]`."""
-    num, channels, groups = *x.shape[:2], attrs["groups"]
-    steps = x.strides[2:]
+    groups = attrs["groups"]
+    num, per_group = x.shape[0], x.shape[1] // groups
+    row, channel, *steps = x.strides
     inner = [s * d for s, d in zip(steps, attrs["rhs_dilation"], strict=True)]
     outer = [s * d for s, d in zip(steps, attrs["strides"], strict=True)]
-    per_group = channels // groups
     return np.lib.stride_tricks.as_strided(
         x,
         (groups, per_group, *kernel, num, *spatial),
-        (x.strides[1] * per_group, x.strides[1], *inner, x.strides[0], *outer),
+        (channel * per_group, channel, *inner, row, *outer),
     )
 
 
@@ -116,11 +116,6 @@ def _convolve(x: Array, w: Array, attrs: Attrs) -> Array:
     return np.moveaxis(product.reshape(w.shape[0], x.shape[0], *spatial), 0, 1)
 
 
-def _accumulated(x: Array) -> Array:
-    narrow = dtype_of(x.dtype).kind == "float" and x.dtype.itemsize < 4
-    return x.astype(np.float32) if narrow else x
-
-
 def _convolution_infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     x, w = types
     _require_window(convolution, x, w, attrs)
@@ -135,7 +130,7 @@ def _convolution_infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
 
 
 def _convolution_evaluate(operands: Sequence[Array], attrs: Attrs, run: Run) -> Sequence[Array]:
-    x, w = (_accumulated(y) for y in operands)
+    x, w = (wide(y) for y in operands)
     batch_groups = attrs.get("batch_groups", 1)
     if batch_groups > 1:
         # Groups of the batch become groups of channels.
@@ -205,7 +200,7 @@ def _input_grad_infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
 
 
 def _input_grad_evaluate(operands: Sequence[Array], attrs: Attrs, run: Run) -> Sequence[Array]:
-    grad, w = (_accumulated(y) for y in operands)
+    grad, w = (wide(y) for y in operands)
     kernel, groups, padding = w.shape[2:], attrs["groups"], attrs["padding"]
     spatial, per_group = grad.shape[2:], w.shape[1]
     shape = (grad.shape[0], per_group * groups)
@@ -252,7 +247,7 @@ def _weight_grad_infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
 
 
 def _weight_grad_evaluate(operands: Sequence[Array], attrs: Attrs, run: Run) -> Sequence[Array]:
-    x, grad = (_accumulated(y) for y in operands)
+    x, grad = (wide(y) for y in operands)
     kernel, groups = attrs["kernel_spatial"], attrs["groups"]
     shape = (grad.shape[1], x.shape[1] // groups, *kernel)
     if 0 in grad.shape or 0 in shape:
