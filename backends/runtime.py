@@ -20,7 +20,7 @@ from plait.core_ir.schedule.ir import Action, ActionTable
 from plait.core_ir.types import TensorType
 
 Task: TypeAlias = Callable[[list[Any]], Sequence[Any]]
-"""A compiled task graph: arrays in the order of its inputs -> arrays in the order of its outputs. It may empty the list."""
+"""A compiled task graph: arrays in the order of its inputs -> those of its outputs. It may empty the list."""
 
 
 class Arrays(Protocol):
@@ -107,6 +107,7 @@ class Step:
 
     plan: Plan
     inputs: StepInputs
+    _params: dict[tuple[int, str], Any] = field(default_factory=dict)
     _envs: dict[tuple[int, int], _Env] = field(default_factory=dict)
     _outbox: dict[tuple[int, int, int, EdgeKind], list[Any]] = field(default_factory=dict)
     _grads: dict[tuple[int, str], Any] = field(default_factory=dict)
@@ -117,18 +118,17 @@ class Step:
     def compute(self, action: Action) -> None:
         """Run the tasks of one action. ExecutionError names stage, microbatch and action where one fails."""
         for part in action.parts:
-            if part.stage is None or part.microbatch is None:
-                continue
+            stage, microbatch = _place(part)
             for kind in _TASKS_OF[part.kind.name]:
                 if kind != "F" and not self.inputs.backward:
                     continue
                 try:
-                    self._run(part.stage, kind, part.microbatch)
+                    self._run(stage, kind, microbatch)
                 except PlaitError:
                     raise
                 except Exception as error:
                     raise ExecutionError(
-                        f"stage {part.stage}, microbatch {part.microbatch}, action {action} (task {kind}) "
+                        f"stage {stage}, microbatch {microbatch}, action {action} (task {kind}) "
                         f"failed: {type(error).__name__}: {error}"
                     ) from error
 
@@ -195,7 +195,7 @@ class Step:
         inputs, arrays = self.inputs, self.plan.arrays
         match port.role:
             case "param":
-                return inputs.params[port.name]
+                return self._param(port.name, stage)
             case "buffer":
                 current = self._buffers.get(port.name)
                 array = inputs.buffers[port.name] if current is None else current
@@ -212,6 +212,13 @@ class Step:
             f"stage {stage}, microbatch {microbatch}: {port} was never delivered; the schedule runs a task "
             "before what it depends on"
         )
+
+    def _param(self, name: str, stage: int) -> Any:
+        placed = self._params.get((stage, name))
+        if placed is None:
+            placed = self.plan.arrays.move(self.inputs.params[name], stage)
+            self._params[stage, name] = placed
+        return placed
 
     def _collect(self, stage: int, microbatch: int, written: Mapping[Port, Any]) -> None:
         arrays = self.plan.arrays
@@ -277,21 +284,27 @@ def linear_order(schedule: ActionTable, program: Program) -> list[Action]:
     return order
 
 
+def _place(task: Action) -> tuple[int, int]:
+    """Stage and microbatch of a compute action."""
+    assert task.stage is not None, task
+    assert task.microbatch is not None, task
+    return task.stage, task.microbatch
+
+
 def _computes(actions: Iterable[Action]) -> Iterator[Action]:
     return (a for a in actions if a.kind.is_compute)
 
 
 def _effects(action: Action) -> Iterator[tuple[str, int, int]]:
     for part in action.parts:
-        assert part.stage is not None and part.microbatch is not None
-        yield from ((kind, part.stage, part.microbatch) for kind in _TASKS_OF[part.kind.name])
+        stage, microbatch = _place(part)
+        yield from ((kind, stage, microbatch) for kind in _TASKS_OF[part.kind.name])
 
 
 def _is_ready(action: Action, program: Program, done: set[tuple[str, int, int]]) -> bool:
     made = set[tuple[str, int, int]]()
     for part in action.parts:
-        stage, microbatch = part.stage, part.microbatch
-        assert stage is not None and microbatch is not None
+        stage, microbatch = _place(part)
         for kind in _TASKS_OF[part.kind.name]:
             needs = [("F", stage)] if kind == "I" else [("I", stage)] if kind == "W" else []
             edge_kind: EdgeKind = "activation" if kind == "F" else "gradient"
@@ -311,11 +324,11 @@ def add_shared(
 ) -> dict[str, Any]:
     """Gradients by name: the partials of shared parameters added in the order of stages, from the first one's."""
     total: dict[str, Any] = {}
-    for (stage, name), grad in sorted(grads.items(), key=lambda item: item[0][0]):
+    for stage, name in sorted(grads):
+        grad = grads[stage, name]
         if name in total:
-            total[name] = arrays.add(total[name], arrays.move(grad, program.shared_params[name][0]))
-        else:
-            total[name] = grad
+            grad = arrays.add(total[name], arrays.move(grad, program.shared_params[name][0]))
+        total[name] = grad
     return total
 
 

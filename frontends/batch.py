@@ -163,7 +163,7 @@ def _converted(array: Any, found: DType, wanted: DType, where: str) -> Any:
         )
     content = to_numpy(array)
     if wanted.is_integer and content.size:
-        low, high = np.iinfo(wanted.numpy).min, np.iinfo(wanted.numpy).max
+        low, high = np.iinfo(str(wanted.numpy)).min, np.iinfo(str(wanted.numpy)).max
         if content.min() < low or content.max() > high:
             raise BatchError(
                 f"{where}: values from {content.min()} to {content.max()} do not fit {wanted}, the dtype "

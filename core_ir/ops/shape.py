@@ -1,6 +1,7 @@
 """Ops that move data: constants, reshaping, slicing, padding. No arithmetic on elements."""
 
 from collections.abc import Sequence
+from operator import lt
 from typing import Any
 
 import numpy as np
@@ -109,7 +110,7 @@ transpose = _movement(
 
 def _broadcast_infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     (x,), shape, dims = types, attrs["shape"], attrs["dims"]
-    ordered = len(dims) == x.rank and all(a < b for a, b in zip(dims, dims[1:], strict=False))
+    ordered = len(dims) == x.rank and all(map(lt, dims, dims[1:]))
     broadcast.require(1, ordered and all(0 <= d < len(shape) for d in dims), f"dims {dims} of {x}")
     fits = all(size in (1, shape[d]) for size, d in zip(x.shape, dims, strict=True))
     broadcast.require(2, fits, f"{x} to {list(shape)} at {dims}")
