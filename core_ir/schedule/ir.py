@@ -77,6 +77,9 @@ class Action:
             peer = f"{'>' if kind.direction == 'send' else '<'}{self.peer}"
         return f"{stage}{kind}{microbatch}{peer}"
 
+    def __repr__(self) -> str:
+        return f"<Action {self}>"
+
 
 @dataclass(frozen=True, eq=False)
 class ActionTable:

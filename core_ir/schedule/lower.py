@@ -61,7 +61,7 @@ def _messages(
     A microbatch without a consumer, as gradients in a forward-only schedule, has no message.
     """
     columns, producers = [np.empty((4, 0), dtype=np.int64)], [np.empty(0, dtype=np.int64)]
-    for source, target, payload in edges:
+    for source, target, payload in sorted(edges, key=_downstream_first):
         if table.placement[source] == table.placement[target]:
             continue
         send, receive = message_kinds(payload)
@@ -75,6 +75,11 @@ def _messages(
         columns.append(both.reshape(4, -1))
         producers.append(np.repeat(done[source, microbatch], 2))
     return np.concatenate(columns, axis=1), np.concatenate(producers)
+
+
+def _downstream_first(edge: Edge) -> tuple[str, int]:
+    # Of messages at one time, a rank that sends one and receives another sends first where it can.
+    return (edge.kind, -edge.source if edge.kind == "activation" else edge.source)
 
 
 def _first_action_from(

@@ -39,10 +39,10 @@ Builder = Callable[[Request], ActionTable]
 class Recipe:
     """One named schedule.
 
-    `bubble` is the idle time of a rank within the longest stage span, `memory` the peak of stage
-    activations on the rank that holds most; `min_microbatches` is the least number from which
-    `bubble` is exact. `stages_per_rank` is the number of stages the builder places on a rank, a
-    default where `stages_are_free`.
+    `bubble` is the idle time of a rank within the longest stage span, exact when W is not longer
+    than F and I and there are at least 2 p - 1 microbatches; `memory` is the peak of stage
+    activations on the rank that holds most. The builder places `stages_per_rank` stages on a rank,
+    a default if `stages_are_free`.
     """
 
     name: str

@@ -1,0 +1,122 @@
+"""Schedules by name: what exists, what is refused, and a user's own."""
+
+import pytest
+
+from plait.core_ir.errors import NotBuiltError, ScheduleError
+from plait.core_ir.schedule import (
+    Memory,
+    Recipe,
+    Request,
+    Schedule,
+    build,
+    find,
+    ranks_for,
+    recipes,
+    register,
+)
+from plait.core_ir.schedule import registry as registry_module
+from plait.core_ir.schedule.text import parse_action
+
+
+def test_every_recipe_is_described_once():
+    names = [recipe.name for recipe in recipes()]
+    assert names[:4] == ["gpipe", "1f1b", "zb-h1", "zb-h2"]
+    for recipe in recipes():
+        assert find(recipe.name) is recipe
+        assert recipe.summary
+        assert recipe.needs
+
+
+def test_unknown_name_lists_what_exists():
+    with pytest.raises(
+        ScheduleError, match=r"unknown schedule '1f2b'; there are: gpipe, 1f1b, zb-h1, zb-h2"
+    ):
+        build("1f2b", 2, 2)
+
+
+@pytest.mark.parametrize("name", ["zb-1p", "interleaved-1f1b", "zbv", "dualpipev", "auto"])
+def test_planned_names_are_not_built_yet(name):
+    with pytest.raises(
+        NotBuiltError, match=f"schedule '{name}' is not built yet; there are: gpipe"
+    ):
+        build(name, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ((0, 2), {}, "num_ranks must be 1 or more, got 0"),
+        ((2, -1), {}, "num_microbatches must be 1 or more, got -1"),
+        ((2, 2.5), {}, r"num_microbatches must be 1 or more, got 2\.5"),
+        ((2, 2), {"stages_per_rank": 2}, "cannot have 2 stages a rank: stages = ranks"),
+        ((4, 8), {"memory_limit": 3}, "holds up to 4, over the memory limit of 3"),
+        ((4, 8), {"memory": Memory(2), "memory_limit": 7}, "holds up to 8, over"),
+    ],
+)
+def test_numbers_that_a_schedule_cannot_have_are_errors(arguments, options, message):
+    with pytest.raises(ScheduleError, match=message):
+        build("1f1b", *arguments, **options)
+
+
+def test_options_that_fit():
+    limited = build("1f1b", 4, 8, stages_per_rank=1, memory=Memory(2), memory_limit=8)
+    assert limited == build("1f1b", 4, 8)
+    assert (limited.name, limited.num_ranks, limited.num_microbatches) == ("1f1b", 4, 8)
+
+
+def test_ranks_follow_from_stages():
+    assert ranks_for("zb-h1", 4) == 4
+    with pytest.raises(ScheduleError, match="which 0 stages do not fill"):
+        ranks_for("zb-h1", 0)
+
+
+@pytest.fixture
+def _own_registry(monkeypatch):
+    monkeypatch.setattr(registry_module, "_RECIPES", dict(registry_module._RECIPES))
+
+
+def naive(request: Request) -> Schedule:
+    """Two stages on a rank, one microbatch after the other."""
+    row = []
+    for m in range(request.num_microbatches):
+        row += [f"0F{m}", f"1F{m}", f"1B{m}", f"0B{m}"]
+    return Schedule.from_actions(
+        "naive", [0, 0], request.num_microbatches, [map(parse_action, row)]
+    )
+
+
+def recipe(build, name="naive", **options) -> Recipe:
+    return Recipe(name, "one by one", "0", "v", "one rank", build, **options)
+
+
+@pytest.mark.usefixtures("_own_registry")
+def test_a_users_schedule():
+    register(recipe(naive, stages_per_rank=2, stages_are_free=True))
+    schedule = build("naive", 1, 3)
+    assert schedule.num_stages == 2
+    assert recipes()[-1].name == "naive"
+    assert ranks_for("naive", 6) == 3
+    assert ranks_for("naive", 6, stages_per_rank=3) == 2
+    with pytest.raises(
+        ScheduleError, match="puts 2 stages on each rank, which 3 stages do not fill"
+    ):
+        ranks_for("naive", 3)
+    with pytest.raises(ScheduleError, match="there is a schedule 'naive' already"):
+        register(recipe(naive))
+    with pytest.raises(ScheduleError, match="there is a schedule 'zbv' already"):
+        register(recipe(naive, name="zbv"))
+
+
+@pytest.mark.usefixtures("_own_registry")
+def test_a_users_schedule_is_validated():
+    def wrong(request: Request) -> Schedule:
+        return Schedule.from_actions("wrong", [0], 1, [[parse_action("0F0")]])
+
+    register(recipe(wrong, name="wrong"))
+    with pytest.raises(ScheduleError, match=r"0I0 \(or 0B0\) is missing in schedule 'wrong'"):
+        build("wrong", 1, 1)
+
+
+def test_recipe_without_a_name_is_an_error():
+    with pytest.raises(ScheduleError, match="needs a name"):
+        recipe(naive, name="")
