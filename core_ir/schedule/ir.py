@@ -10,6 +10,7 @@ a pass.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -141,10 +142,12 @@ class ActionTable:
         """True when the table holds messages."""
         return bool(IS_MESSAGE[self.kind].any())
 
-    @property
+    @cached_property
     def rank_of_action(self) -> IntArray:
-        """The rank of every action, by index."""
-        return np.repeat(np.arange(self.num_ranks), np.diff(self.offsets))
+        """The rank of every action, by index; read-only."""
+        ranks = np.repeat(np.arange(self.num_ranks), np.diff(self.offsets))
+        ranks.setflags(write=False)
+        return ranks
 
     def rank(self, rank: int) -> tuple[Action, ...]:
         """The actions of `rank`, in order."""
