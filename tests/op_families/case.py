@@ -1,6 +1,6 @@
 """A case of an op: a graph of that op alone, inputs, and how close a backend must come.
 
-The NumPy meaning (`Op.evaluate`) is the oracle. Every call is one equation whose results are outputs.
+The NumPy meaning (`Op.evaluate`) is the oracle. Every call is one equation; its results are outputs.
 """
 
 from collections.abc import Sequence
@@ -22,15 +22,15 @@ RELATIVE: dict[str, float] = {
     **{"f64": 1e-12, "c128": 1e-12, "f32": 4e-6, "c64": 4e-6},
     **{"f16": 4e-3, "bf16": 3e-2, "f8e4m3fn": 0.13, "f8e5m2": 0.26},
 }
-"""How far two sound implementations may differ: 30 units in the last place, f16 and bf16 4, f8 1."""
+"""How far two sound implementations may differ: 30 units in the last place; f16, bf16 4; f8 1."""
 
 
 @dataclass(frozen=True, eq=False)
 class OpCase:
     """Calls of one op with their inputs.
 
-    tolerance: "exact" (equal values, NaN where NaN), "rounded" (each element to `RELATIVE`, absolute
-    below 1), "summed" (each element to `RELATIVE` times the largest of its result).
+    tolerance: "exact" (equal values, NaN where NaN), "rounded" (each element to `RELATIVE`,
+    absolute below 1), "summed" (each element to `RELATIVE` times the largest of its result).
     """
 
     name: str
@@ -109,6 +109,12 @@ ALL = tuple(DTYPES)
 def named(dtype: str) -> DType:
     """The dtype of that name."""
     return DTYPES[dtype]
+
+
+def cast(numbers: Array, dtype: str) -> Array:
+    """The numbers in that dtype; what is too large becomes infinite."""
+    with np.errstate(all="ignore"):
+        return np.asarray(numbers.astype(DTYPES[dtype].numpy))
 
 
 def type_(dtype: str, *shape: int) -> TensorType:

@@ -12,6 +12,7 @@ from op_families.case import (
     OpCase,
     call,
     case,
+    cast,
     edges,
     named,
     pairs,
@@ -57,11 +58,11 @@ def _unary() -> list[OpCase]:
         cases.append(case(op, "complex", *_over(COMPLEX), tolerance="rounded"))
     for op in ("lgamma", "digamma"):
         positive = np.array([0.25, 0.5, 1, 1.75, 2, 3.5, 11, 40, np.inf, np.nan])
-        calls = [call(positive.astype(named(d).numpy)) for d in FLOATS]
+        calls = [call(cast(positive, d)) for d in FLOATS]
         cases.append(case(op, "float", *calls, tolerance="rounded"))
     halves = np.array([-2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 0.49999997, 8388609.0, np.nan, np.inf])
     for mode in ("half_even", "half_away"):
-        calls = [call(halves.astype(named(d).numpy), mode=mode) for d in FLOATS]
+        calls = [call(cast(halves, d), mode=mode) for d in FLOATS]
         cases.append(case("round", mode, *calls, *_over(SMALL_FLOATS, mode=mode)))
     cases.append(case("not", "integer", *_over(("bool", *INTEGERS)), *_shapes("bool")))
     for op in ("population_count", "count_leading_zeros"):
@@ -102,7 +103,7 @@ def _binary() -> list[OpCase]:
         some = np.array([-3, -2.5, -0.5, 0.75, 2, 5, np.nan, np.inf])
         calls = []
         for d in ("f32", "f64", "bf16"):
-            right = some.astype(named(d).numpy)
+            right = cast(some, d)
             calls.append(call(*pairs(d, right), sign=sign))
         cases.append(case("rem", f"{sign}-float", *calls))
     for op in ("pow", "atan2"):
@@ -115,7 +116,7 @@ def _binary() -> list[OpCase]:
     cases.append(case("pow", "complex", *calls, tolerance="rounded"))
     some = np.array([1.0, 1.0, -1.0, 2.5, 2.5, np.inf, np.nan, 1.0])
     to = np.array([2.0, 0.0, -3.0, 2.5, -np.inf, 0.0, 1.0, np.nan])
-    calls = [call(some.astype(named(d).numpy), to.astype(named(d).numpy)) for d in ("f32", "f64")]
+    calls = [call(cast(some, d), cast(to, d)) for d in ("f32", "f64")]
     cases.append(case("nextafter", "float", *calls))
     calls = [call(random(d, 2, 3), random(d, 2, 3, seed=1)) for d in ("f32", "f64")]
     cases.append(case("complex", "float", *calls))
@@ -149,7 +150,7 @@ def _converting() -> list[OpCase]:
     for source in ALL:
         x = edges(source)
         if source in ("f32", "f64"):
-            x = np.concatenate([x, far.astype(named(source).numpy)])
+            x = np.concatenate([x, cast(far, source)])
         # Complex to bool is no meaning that both frameworks have.
         targets = [t for t in ALL if not (source in COMPLEX and t == "bool")]
         cases.append(case("convert", source, *(call(x, dtype=named(t)) for t in targets)))
@@ -167,7 +168,7 @@ def _converting() -> list[OpCase]:
     x = np.array([0.0, -0.0, 1, 1.0009765625, 1.001, -1.3, 65504, 65520, 1e5, 1e30, -1e38, 0.1])
     x = np.concatenate([x, [448, 500, 3.1415927, np.inf, -np.inf, np.nan]])
     calls = [
-        call(x.astype(named(d).numpy), exponent_bits=e, mantissa_bits=m)
+        call(cast(x, d), exponent_bits=e, mantissa_bits=m)
         for d in ("f32", "f64")
         for e, m in ((8, 7), (5, 10), (5, 2), (8, 23))
     ]
