@@ -17,6 +17,7 @@ from plait.core_ir.errors import ExecutionError, PlaitError, ScheduleError
 from plait.core_ir.graph import Graph, Port
 from plait.core_ir.program import EdgeKind, Program, TaskKind
 from plait.core_ir.schedule.ir import Action, ActionTable
+from plait.core_ir.schedule.times import Times
 from plait.core_ir.types import TensorType
 
 Task: TypeAlias = Callable[[list[Any]], Sequence[Any]]
@@ -70,6 +71,31 @@ class StepOutputs:
     grads: dict[str, Any]
     buffers: dict[str, Any]
     aux: dict[str, Any]
+
+
+class Engine(Protocol):
+    """A compiled program under a schedule, ready to run steps."""
+
+    @property
+    def stages(self) -> tuple[int, ...]:
+        """The stages that run in this process."""
+
+    @property
+    def compile_seconds(self) -> float:
+        """What compiling the tasks took."""
+
+    @property
+    def arrays(self) -> Arrays:
+        """The arrays it works on."""
+
+    def agree(self, error: Exception | None) -> None:
+        """Raise `error`; where several processes run, raise on each of them what any of them met."""
+
+    def run(self, inputs: StepInputs) -> StepOutputs:
+        """Run one step (its forward alone, where `inputs.backward` is false)."""
+
+    def profile(self, inputs: StepInputs) -> Times:
+        """Run steps task by task and measure: seconds of F, I and W of each stage, and of a transfer."""
 
 
 @dataclass(frozen=True)

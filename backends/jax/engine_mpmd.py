@@ -1,0 +1,133 @@
+"""The `mpmd` engine: one XLA program for each (stage, task), dispatched from this process in schedule order.
+
+Dispatch is asynchronous: each device works through its own queue, and transfers are `device_put`. Ranks are dealt to
+the devices there are in turn, so that any number of ranks runs on any number of devices, one GPU included.
+"""
+
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from plait.backends.jax.compile import compile_task
+from plait.backends.runtime import (
+    Plan,
+    Step,
+    StepInputs,
+    StepOutputs,
+    add_shared,
+    linear_order,
+    task_graphs,
+)
+from plait.backends.timing import PROFILE_ROUNDS, TaskTimer
+from plait.core_ir.arrays import is_torch, to_numpy
+from plait.core_ir.program import Program
+from plait.core_ir.schedule.ir import ActionTable
+from plait.core_ir.schedule.times import Times
+from plait.core_ir.types import TensorType
+
+
+class JaxArrays:
+    """Arrays on the device of each stage, as the runtime handles them."""
+
+    def __init__(self, devices: Sequence[jax.Device]) -> None:
+        self._devices = tuple(devices)
+        self._add = jax.jit(jnp.add, donate_argnums=0)
+
+    def zeros(self, type: TensorType, stage: int) -> jax.Array:
+        """Zeros of a type."""
+        return self._put(np.zeros(type.shape, type.dtype.numpy), stage)
+
+    def scalar(self, number: float, type: TensorType, stage: int) -> jax.Array:
+        """A number in that type."""
+        return self._put(np.full(type.shape, number, type.dtype.numpy), stage)
+
+    def key(self, words: NDArray[np.uint32], stage: int) -> jax.Array:
+        """A u32[2] key."""
+        return self._put(words, stage)
+
+    def add(self, total: jax.Array, part: jax.Array) -> jax.Array:
+        """total + part; `total` is donated."""
+        return self._add(total, part)
+
+    def move(self, array: Any, stage: int) -> jax.Array:
+        """The array on the stage's device; itself when it is there."""
+        return self._put(to_numpy(array) if is_torch(array) else array, stage)
+
+    def stack(self, parts: Sequence[jax.Array]) -> jax.Array:
+        """Along a new dim 0."""
+        return jnp.stack(list(parts))
+
+    def _put(self, array: Any, stage: int) -> jax.Array:
+        return jax.device_put(array, self._devices[stage])
+
+
+class MpmdEngine:
+    """Runs the compute actions of all ranks from one process."""
+
+    def __init__(
+        self, program: Program, schedule: ActionTable, *, devices: Sequence[jax.Device]
+    ) -> None:
+        started = time.perf_counter()
+        self.stages = tuple(range(program.num_stages))
+        placed = [devices[rank % len(devices)] for rank in schedule.placement]
+        self.arrays = JaxArrays(placed)
+        tasks = {
+            (stage, kind): compile_task(graph, device=placed[stage])
+            for stage, kind, graph in task_graphs(program, self.stages)
+        }
+        self._plan = Plan(program, self.stages, tasks, self.arrays)
+        self._order = linear_order(schedule, program)
+        self.compile_seconds = time.perf_counter() - started
+
+    def agree(self, error: Exception | None) -> None:
+        """Raise `error`."""
+        if error is not None:
+            raise error
+
+    def run(self, inputs: StepInputs) -> StepOutputs:
+        """One step, dispatched; the arrays it gives may still be computed."""
+        with jax.enable_x64(True):
+            step = Step(self._plan, inputs)
+            for action in self._order:
+                if inputs.backward or action.kind.forward:
+                    step.compute(action)
+            return StepOutputs(
+                loss=_sum_losses(step.losses(), inputs.loss_grad),
+                grads=add_shared(self._plan.program, step.gradients(), self.arrays),
+                buffers=step.buffers(),
+                aux=step.aux(),
+            )
+
+    def profile(self, inputs: StepInputs) -> Times:
+        """Medians of some steps run task by task, each waited for, and of a transfer between two devices."""
+        timer = TaskTimer(self._plan.program, jax.block_until_ready)
+        with jax.enable_x64(True):
+            plan = timer.timed(self._plan)
+            for _ in range(PROFILE_ROUNDS):
+                step = Step(plan, inputs)
+                for action in self._order:
+                    step.compute(action)
+        return timer.times(comm=self._latency())
+
+    def _latency(self) -> float:
+        first = self.arrays.zeros(_BYTE, 0)
+        samples = []
+        for stage in self.stages:
+            started = time.perf_counter()
+            jax.block_until_ready(self.arrays.move(first, stage))
+            samples.append(time.perf_counter() - started)
+        return statistics.median(samples)
+
+
+def _sum_losses(losses: Sequence[jax.Array], scale: float) -> jax.Array:
+    """The sum in microbatch order, times the scale, in the loss's dtype."""
+    total = jnp.zeros_like(losses[0])
+    for loss in losses:
+        total = total + loss
+    return total * jnp.asarray(scale, total.dtype)

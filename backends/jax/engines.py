@@ -1,0 +1,41 @@
+"""The engines of the JAX backend by name, and the devices they run on."""
+
+from typing import Any
+
+import jax
+
+from plait.backends.jax.devices import devices_for
+from plait.backends.jax.engine_mpmd import MpmdEngine
+from plait.backends.jax.engine_spmd import SpmdEngine
+from plait.backends.runtime import Engine
+from plait.core_ir.errors import PlaitError, UsageError
+from plait.core_ir.program import Program
+from plait.core_ir.schedule.schedule import Schedule
+
+
+def resolve_device(engine: str, device: Any) -> tuple[jax.Device, ...]:
+    """The devices of a platform ("cpu", "gpu", ...), by default of JAX's own; UsageError where there is none."""
+    try:
+        return tuple(jax.devices(device))
+    except RuntimeError as error:
+        raise UsageError(f"JAX has no devices of platform {device!r} here: {error}") from None
+
+
+def build(
+    program: Program,
+    schedule: Schedule,
+    *,
+    engine: str,
+    device: tuple[jax.Device, ...],
+    codegen: None,
+) -> Engine:
+    """Compile a program under a schedule."""
+    if engine == "spmd":
+        return SpmdEngine(program, schedule, devices=devices_for(schedule.num_ranks, device))
+    return MpmdEngine(program, schedule, devices=device)
+
+
+def agree(engine: str, device: tuple[jax.Device, ...], error: PlaitError | None, text: str) -> None:
+    """Raise what went wrong in compiling."""
+    if error is not None:
+        raise error

@@ -1,0 +1,135 @@
+"""The `local` engine: all ranks in this process, tasks one after another in dependency order.
+
+For notebooks, debugging, and one GPU.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from plait.backends.runtime import (
+    Plan,
+    Step,
+    StepInputs,
+    StepOutputs,
+    add_shared,
+    linear_order,
+    task_graphs,
+)
+from plait.backends.timing import PROFILE_ROUNDS, TaskTimer
+from plait.backends.torch.arrays import to_torch, torch_dtype
+from plait.backends.torch.compile import compile_task
+from plait.core_ir.program import Program
+from plait.core_ir.schedule.ir import ActionTable
+from plait.core_ir.schedule.times import Times
+from plait.core_ir.types import KEY, TensorType
+
+
+class TorchArrays:
+    """Tensors on one device, as the runtime handles them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def zeros(self, type: TensorType, stage: int) -> torch.Tensor:
+        """Zeros of a type."""
+        return torch.zeros(type.shape, dtype=torch_dtype(type.dtype), device=self.device)
+
+    def scalar(self, number: float, type: TensorType, stage: int) -> torch.Tensor:
+        """A 0-dim tensor."""
+        return torch.full(type.shape, number, dtype=torch_dtype(type.dtype), device=self.device)
+
+    def key(self, words: NDArray[np.uint32], stage: int) -> torch.Tensor:
+        """A u32[2] key."""
+        return to_torch(words, KEY, self.device)
+
+    def add(self, total: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+        """total + part, in place."""
+        return total.add_(part)
+
+    def move(self, array: Any, stage: int) -> torch.Tensor:
+        """The array as a contiguous tensor on the device, copied only where it must be."""
+        return to_torch(array, None, self.device)
+
+    def stack(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Along a new dim 0."""
+        return torch.stack(list(parts))
+
+    def wait(self, _: object = None) -> None:
+        """Wait until the device has done what was asked of it."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def compile_plan(
+    program: Program, stages: tuple[int, ...], *, device: torch.device, codegen: str
+) -> Plan:
+    """Compile F, I and W of some stages; equal graphs share one artifact."""
+    tasks = {
+        (stage, kind): compile_task(graph, codegen=codegen, device=device)
+        for stage, kind, graph in task_graphs(program, stages)
+    }
+    return Plan(program, stages, tasks, TorchArrays(device))
+
+
+class LocalEngine:
+    """Runs the compute actions of all ranks in one process."""
+
+    def __init__(
+        self, program: Program, schedule: ActionTable, *, device: torch.device, codegen: str
+    ) -> None:
+        started = time.perf_counter()
+        self.stages = tuple(range(program.num_stages))
+        self.arrays = TorchArrays(device)
+        self._plan = compile_plan(program, self.stages, device=device, codegen=codegen)
+        self._order = linear_order(schedule, program)
+        self.compile_seconds = time.perf_counter() - started
+
+    def agree(self, error: Exception | None) -> None:
+        """Raise `error`."""
+        if error is not None:
+            raise error
+
+    @torch.no_grad()
+    def run(self, inputs: StepInputs) -> StepOutputs:
+        """One step."""
+        step = Step(self._plan, inputs)
+        for action in self._order:
+            if inputs.backward or action.kind.forward:
+                step.compute(action)
+        return collect(step)
+
+    @torch.no_grad()
+    def profile(self, inputs: StepInputs) -> Times:
+        """Medians of some steps run task by task; on one device a transfer costs nothing."""
+        timer = TaskTimer(self._plan.program, self.arrays.wait)
+        for _ in range(PROFILE_ROUNDS):
+            step = Step(timer.timed(self._plan), inputs)
+            for action in self._order:
+                step.compute(action)
+        return timer.times(comm=0.0)
+
+
+def collect(step: Step) -> StepOutputs:
+    """The outputs of a step all of whose stages ran in this process."""
+    plan = step.plan
+    return StepOutputs(
+        loss=sum_losses(step.losses(), step.inputs.loss_grad),
+        grads=add_shared(plan.program, step.gradients(), plan.arrays),
+        buffers=step.buffers(),
+        aux=step.aux(),
+    )
+
+
+def sum_losses(losses: Sequence[torch.Tensor], scale: float) -> torch.Tensor | None:
+    """The sum in microbatch order, times the scale; None for no loss."""
+    if not losses:
+        return None
+    total = torch.zeros_like(losses[0])
+    for loss in losses:
+        total = total + loss
+    return total * scale

@@ -1,0 +1,67 @@
+"""The engines of the torch backend by name, and the device they run on."""
+
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from plait.backends.runtime import Engine
+from plait.backends.torch.agreement import agree_on, agree_on_text
+from plait.backends.torch.engine_distributed import DistributedEngine
+from plait.backends.torch.engine_local import LocalEngine
+from plait.core_ir.errors import PlaitError, UsageError
+from plait.core_ir.program import Program
+from plait.core_ir.schedule.schedule import Schedule
+
+
+def resolve_device(engine: str, device: Any) -> torch.device:
+    """The device asked for, else cuda:LOCAL_RANK when there is one, else cpu.
+
+    UsageError for a device that is not there, and for a distributed engine without a process group.
+    """
+    if engine == "distributed" and not (dist.is_available() and dist.is_initialized()):
+        raise UsageError(
+            "engine='distributed' needs a process group: run under torchrun and call "
+            "torch.distributed.init_process_group() before plait.compile"
+        )
+    if device is None:
+        if not torch.cuda.is_available():
+            return torch.device("cpu")
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        return torch.device("cuda", local_rank % torch.cuda.device_count())
+    try:
+        chosen = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise UsageError(f"device {device!r} is not a torch device: {error}") from None
+    if chosen.type not in ("cpu", "cuda"):
+        raise UsageError(f"device must be cpu or cuda, got {device!r}")
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError(f"device {device!r} was asked for, but torch sees no CUDA device here")
+    return chosen
+
+
+def build(
+    program: Program,
+    schedule: Schedule,
+    *,
+    engine: str,
+    device: torch.device,
+    codegen: str,
+) -> Engine:
+    """Compile a program under a schedule."""
+    if engine == "distributed":
+        return DistributedEngine(program, schedule, device=device, codegen=codegen)
+    return LocalEngine(program, schedule, device=device, codegen=codegen)
+
+
+def agree(engine: str, device: torch.device, error: PlaitError | None, text: str) -> None:
+    """Raise what went wrong in compiling; on every rank of a distributed run, whichever rank met it.
+
+    `text`: program and schedule; ranks whose texts differ cannot run together.
+    """
+    if engine == "distributed":
+        agree_on(error, device)
+        agree_on_text(text, "program or schedule")
+    elif error is not None:
+        raise error

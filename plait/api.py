@@ -1,0 +1,168 @@
+"""`plait.compile` and the other public functions."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from plait.backends.runtime import Engine
+from plait.core_ir.arrays import is_torch
+from plait.core_ir.errors import PlaitError, ScheduleError, UsageError
+from plait.core_ir.passes.pipeline import build_program
+from plait.core_ir.program import Program
+from plait.core_ir.schedule import registry
+from plait.core_ir.schedule.schedule import Schedule
+from plait.extras import Framework, installed, load
+from plait.frontends.captured import Captured
+from plait.options import check_options, framework_of
+from plait.pipeline import Pipeline
+
+
+def compile(
+    loss_fn: Callable[..., Any],
+    model: Any,
+    batch: Any,
+    *,
+    num_microbatches: int,
+    split: Sequence[str] | int | None = None,
+    schedule: str | Schedule | os.PathLike[str] = "1f1b",
+    num_ranks: int | None = None,
+    backend: str | None = None,
+    engine: str | None = None,
+    device: Any = None,
+    mesh: Any = None,
+    stage_axis: str = "stage",
+    reduction: str = "mean",
+    remat: str = "none",
+    codegen: str | None = None,
+    seed: int = 0,
+    state: Any = None,
+    has_aux: bool = False,
+    trainable: Callable[[Any, Any], bool] | None = None,
+    passes: Any = None,
+) -> Pipeline:
+    """Compile a model and its loss for a pipeline.
+
+    loss_fn: `loss_fn(model, batch) -> scalar`, for both frameworks; `(scalar, aux)` with `has_aux`. A JAX loss may take
+        a keyword `rng` and gets the microbatch's key; with `state` it is `loss_fn(model, batch, state) -> (scalar,
+        new_state)` (with both, `(scalar, new_state, aux)`).
+    model: a torch.nn.Module, or a pytree of JAX or NumPy arrays (nnx module or state, linen variables, equinox module).
+    batch: an example; arrays of rank >= 1 are cut along dim 0 into `num_microbatches`, 0-dim arrays and Python numbers
+        go whole to every microbatch, str, bool and None are static.
+    split: None (cuts where `plait.stage_boundary` is called; without any, one stage) or module paths, a cut before
+        each.
+    schedule: a name, a `plait.Schedule`, or a path to a CSV file.
+    num_ranks: default, as many as the schedule needs for the number of stages.
+    backend: "torch" or "jax", default that of the model. engine: torch "local" (default) or "distributed" (default when
+        WORLD_SIZE > 1); jax "mpmd" (default) or "spmd". codegen: torch "inductor" (default) or "eager".
+    device: torch: default cuda:LOCAL_RANK when there is one, else cpu.
+    reduction: "mean": the mean over microbatches of the loss; "sum": the sum.
+    seed: of the random ops. trainable: `trainable(path, leaf) -> bool`, JAX models.
+
+    Raises a PlaitError at once, on every rank of a distributed run, for anything that does not fit.
+    """
+    framework = framework_of(model)
+    options = check_options(
+        framework,
+        backend=backend,
+        engine=engine,
+        codegen=codegen,
+        reduction=reduction,
+        split=split,
+        remat=remat,
+        mesh=mesh,
+        stage_axis=stage_axis,
+        passes=passes,
+        schedule=schedule,
+        device=device,
+        seed=seed,
+        has_aux=has_aux,
+        num_microbatches=num_microbatches,
+        num_ranks=num_ranks,
+        world_size=int(os.environ.get("WORLD_SIZE", "1")),
+    )
+    engines = load(options.backend, f"backends.{options.backend}.engines")
+    where = engines.resolve_device(options.engine, device)
+    error: PlaitError | None = None
+    try:
+        captured: Captured = load(framework, f"frontends.{framework}.capture").capture(
+            loss_fn,
+            model,
+            batch,
+            num_microbatches=num_microbatches,
+            split=split,
+            has_aux=has_aux,
+            state=state,
+            trainable=trainable,
+            device=where if framework == options.backend == "torch" else None,
+        )
+        program = build_program(captured.graph, captured.num_cuts + 1)
+        chosen = schedule_for(program, schedule, num_ranks, num_microbatches)
+        built: Engine = engines.build(
+            program, chosen, engine=options.engine, device=where, codegen=options.codegen
+        )
+    except PlaitError as caught:
+        error = caught
+    text = "" if error else f"{chosen}\n{program}"
+    engines.agree(options.engine, where, error, text)
+    store = None
+    if framework == options.backend == "torch":
+        trainable_leaves = {leaf.name: leaf.trainable for leaf in captured.leaves}
+        store = load("torch", "backends.torch.store").Store(model, trainable_leaves, program, built)
+    return Pipeline(program, chosen, options, captured, built, store)
+
+
+def schedule_for(
+    program: Program,
+    schedule: str | Schedule | os.PathLike[str],
+    num_ranks: int | None,
+    num_microbatches: int,
+) -> Schedule:
+    """The schedule by name, by file or as given, validated against the program; ScheduleError where it does not fit."""
+    stages = program.num_stages
+    if isinstance(schedule, Schedule):
+        chosen = schedule
+    elif isinstance(schedule, os.PathLike) or str(schedule).endswith(".csv"):
+        chosen = Schedule.from_csv(Path(schedule))
+    elif isinstance(schedule, str):
+        needed = registry.ranks_for(schedule, stages)
+        if num_ranks is not None and num_ranks != needed:
+            raise ScheduleError(
+                f"schedule {schedule!r} puts {stages} stages on {needed} ranks, but num_ranks is {num_ranks}; "
+                "cut the model into another number of stages, or leave num_ranks out"
+            )
+        chosen = registry.build(schedule, needed, num_microbatches)
+    else:
+        raise UsageError(
+            f"schedule must be a name, a plait.Schedule or a path to a CSV file, got {schedule!r}"
+        )
+    found = (chosen.num_stages, chosen.num_microbatches)
+    if found != (stages, num_microbatches):
+        raise ScheduleError(
+            f"schedule {chosen.name!r} is for {found[0]} stages and {found[1]} microbatches; the program has {stages} "
+            f"stages and num_microbatches is {num_microbatches}"
+        )
+    if num_ranks is not None and num_ranks != chosen.num_ranks:
+        raise ScheduleError(
+            f"schedule {chosen.name!r} is for {chosen.num_ranks} ranks, but num_ranks is {num_ranks}"
+        )
+    ordered = [s.index for s in program.stages if s.updates_buffers]
+    chosen.validate(edges=program.edge_kinds(), ordered_forward=ordered)
+    return chosen
+
+
+def stage_boundary(tree: Any) -> Any:
+    """Mark a cut between stages here: everything that was computed before crosses as `tree`, a pytree of arrays.
+
+    Returns the tree. Outside a capture it is the identity, under grad, jit, vmap and remat too.
+    """
+    framework: Framework = "torch" if _holds_torch(tree) or not installed("jax") else "jax"
+    return load(framework, f"frontends.{framework}.boundary").stage_boundary(tree)
+
+
+def _holds_torch(tree: Any) -> bool:
+    if isinstance(tree, dict):
+        return any(map(_holds_torch, tree.values()))
+    if isinstance(tree, (list, tuple)):
+        return any(map(_holds_torch, tree))
+    return is_torch(tree)

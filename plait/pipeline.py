@@ -1,0 +1,213 @@
+"""`Pipeline`: a compiled program under a schedule, as the user holds it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plait.backends.runtime import Engine, StepInputs, StepOutputs
+from plait.core_ir.cost import seconds
+from plait.core_ir.errors import PlaitError, UsageError
+from plait.core_ir.interpret import interpret
+from plait.core_ir.ops.random import fold_in, seed_key
+from plait.core_ir.program import Program
+from plait.core_ir.schedule.schedule import Schedule
+from plait.core_ir.schedule.timeline import Timeline
+from plait.core_ir.schedule.times import Times
+from plait.frontends.captured import Captured
+from plait.options import Options
+
+
+@dataclass
+class Pipeline:
+    """A model compiled for a pipeline: made by `plait.compile`.
+
+    program: stages, tasks and edges; its `str()` is the text form. schedule: which rank runs what, in which order.
+    state: what the last `loss_and_grads` left of the model's buffers: for a JAX source the user's `state` structure,
+    from which the next call goes on; for a torch source a dict of the buffers that changed.
+    """
+
+    program: Program
+    schedule: Schedule
+    options: Options
+    captured: Captured = field(repr=False)
+    engine: Engine = field(repr=False)
+    store: Any = field(repr=False)
+    """The parameters of a torch model on the torch backend (`backends.torch.store.Store`), else None."""
+    state: Any = field(default=None, repr=False)
+    _buffers: dict[str, Any] = field(default_factory=dict, repr=False)
+    _profile: Times | None = field(default=None, repr=False)
+    _steps: int = field(default=0, repr=False)
+
+    @property
+    def compile_seconds(self) -> float:
+        """What compiling the tasks took in this process."""
+        return self.engine.compile_seconds
+
+    # Steps.
+
+    def loss_and_grads(self, batch: Any, params: Any = None, *, step: int | None = None) -> Any:
+        """`(loss, grads)` of one batch; `((loss, aux), grads)` with `has_aux`.
+
+        params: default the model's own; for a torch source a dict with exactly the keys of `named_parameters()`, else a
+        pytree like the model. grads: for a torch source a dict (frozen: None, unused: zeros), else a pytree like the
+        model. step: the number that random ops fold into the seed (default: the number of calls before). Arrays are of
+        the backend's kind. No array of the caller is changed.
+
+        Raises BatchError where the batch is not what the pipeline was compiled for.
+        """
+        inputs = self._inputs(batch, params, step, backward=True)
+        outputs = self.engine.run(inputs)
+        self._keep_state(outputs)
+        return self._loss(outputs), self.captured.pack_grads(self._all_grads(outputs))
+
+    def forward(self, batch: Any, params: Any = None, *, step: int | None = None) -> Any:
+        """The loss of one batch (`(loss, aux)` with `has_aux`): forward only; no state is kept."""
+        return self._loss(self.engine.run(self._inputs(batch, params, step, backward=False)))
+
+    def step(self, batch: Any) -> Any:
+        """The loss of one batch; gradients are added to `.grad`, changed buffers are written to the model.
+
+        For a torch model on the torch backend, so that any torch optimizer works; post-accumulate hooks fire once.
+        """
+        store = self._own_store("step")
+        outputs = self.engine.run(self._inputs(batch, None, None, backward=True))
+        store.write(outputs.grads, outputs.buffers)
+        return self._loss(outputs)
+
+    # The rank's view of a torch model.
+
+    def named_parameters(self) -> Iterator[tuple[str, Any]]:
+        """`(name, parameter)` of the parameters whose stages run in this process."""
+        return iter(self._own_store("named_parameters").named_parameters())
+
+    def parameters(self) -> Iterator[Any]:
+        """The parameters whose stages run in this process: what an optimizer of this rank takes."""
+        return (parameter for _, parameter in self.named_parameters())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Parameters and buffers of the stages that run in this process, under the model's own names."""
+        state: dict[str, Any] = self._own_store("state_dict").state_dict()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Copy values in; names of other ranks' stages are allowed. UsageError names what is missing or misshapen."""
+        self._own_store("load_state_dict").load_state_dict(state)
+
+    def clip_grad_norm_(self, max_norm: float) -> Any:
+        """Scale `.grad` so that their norm over all ranks, shared parameters once, is at most `max_norm`; the norm."""
+        return self._own_store("clip_grad_norm_").clip_grad_norm_(max_norm)
+
+    # Times.
+
+    def profile(self, batch: Any) -> Times:
+        """Run the batch task by task and measure: seconds of F, I and W of each stage, and of a transfer.
+
+        `simulate` uses what was measured.
+        """
+        self._profile = self.engine.profile(self._inputs(batch, None, 0, backward=True))
+        return self._profile
+
+    def simulate(self, times: Times | None = None) -> Timeline:
+        """The schedule in time: by `times`, else as `profile` measured, else by the cost model's estimate."""
+        chosen = times or self._profile or self._estimated_times
+        return self.schedule.simulate(chosen, edges=self.program.edge_kinds())
+
+    @cached_property
+    def _estimated_times(self) -> Times:
+        stages = self.program.stages
+        f, i, w = ([seconds(stage.tasks[kind]) for stage in stages] for kind in ("F", "I", "W"))
+        return Times(f=f, i=i, w=w)
+
+    # Inside.
+
+    def _own_store(self, method: str) -> Any:
+        if self.store is None:
+            raise UsageError(
+                f"Pipeline.{method} is for a torch model on the torch backend; this pipeline runs a "
+                f"{self.captured.framework} model on the {self.options.backend} backend: use loss_and_grads"
+            )
+        return self.store
+
+    def _inputs(self, batch: Any, params: Any, step: int | None, *, backward: bool) -> StepInputs:
+        stages = [self.program.stages[s] for s in self.engine.stages]
+        error: PlaitError | None = None
+        try:
+            needed = frozenset(name for stage in stages for name in stage.batch)
+            leaves = self.captured.flatten_batch(batch)
+            microbatches = self.captured.batch.microbatches(leaves, needed)
+            values = self._values(params)
+        except PlaitError as caught:
+            error = caught
+        self.engine.agree(error)
+        if step is None:
+            step = self._steps
+            self._steps += backward
+        return StepInputs(
+            params={name: values[name] for stage in stages for name in stage.params},
+            buffers={name: values[name] for stage in stages for name in stage.buffers},
+            microbatches=microbatches,
+            keys=step_keys(self.options.seed, step, len(microbatches)),
+            loss_grad=1 / len(microbatches) if self.options.reduction == "mean" else 1.0,
+            backward=backward,
+        )
+
+    def _values(self, params: Any) -> dict[str, Any]:
+        """Current parameters and buffers by name: the caller's params, the carried state, else the model's own."""
+        values = self.captured.read_leaves() if self.store is None else self.store.read()
+        if params is not None:
+            values = {**values, **self.captured.flatten_params(params)}
+        return {**values, **self._buffers}
+
+    def _keep_state(self, outputs: StepOutputs) -> None:
+        if self.captured.framework == "torch":
+            self.state = dict(outputs.buffers)
+            return
+        names = [leaf.name for leaf in self.captured.leaves if leaf.role == "buffer"]
+        if names:
+            before = self._buffers or self.captured.read_leaves()
+            self._buffers = {name: outputs.buffers.get(name, before[name]) for name in names}
+            self.state = self.captured.pack_state(self._buffers)
+
+    def _loss(self, outputs: StepOutputs) -> Any:
+        if not self.options.has_aux:
+            return outputs.loss
+        return outputs.loss, self.captured.pack_aux(outputs.aux)
+
+    def _all_grads(self, outputs: StepOutputs) -> dict[str, Any]:
+        """A gradient for each leaf that has one; zeros for an unused leaf; None for one of another rank's stages."""
+        grads: dict[str, Any] = {}
+        for leaf in self.captured.leaves:
+            if leaf.role == "param" and leaf.trainable:
+                grad = outputs.grads.get(leaf.name)
+                if grad is None and leaf.name in self._unused:
+                    grad = self.engine.arrays.zeros(leaf.type, self.engine.stages[0])
+                grads[leaf.name] = grad
+        return grads
+
+    @cached_property
+    def _unused(self) -> frozenset[str]:
+        """Trainable leaves that no stage gives a gradient of; they count as stage 0's."""
+        if 0 not in self.engine.stages:
+            return frozenset()
+        used = {
+            name
+            for stage in self.program.stages
+            for graph in stage.tasks.values()
+            for name, _ in graph.outputs_of("param_grad")
+        }
+        return frozenset(leaf.name for leaf in self.captured.leaves) - used
+
+
+def step_keys(seed: int, step: int, num_microbatches: int) -> NDArray[np.uint32]:
+    """u32[M, 2]: fold_in(fold_in(seed, step), microbatch) for each microbatch."""
+    (key,) = seed_key.evaluate([np.asarray(seed, np.int64)], {}, interpret)
+    (key,) = fold_in.evaluate([key, np.asarray(step, np.uint32)], {}, interpret)
+    keys: Sequence[Any] = [
+        fold_in.evaluate([key, np.asarray(index, np.uint32)], {}, interpret)[0]
+        for index in range(num_microbatches)
+    ]
+    return np.stack(keys)
