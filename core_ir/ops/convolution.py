@@ -240,6 +240,7 @@ def _weight_grad_infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     op.require(
         1, x.rank == grad.rank == len(kernel) + 2 and all(k >= 0 for k in kernel), (x, grad, kernel)
     )
+    op.require(2, x.dtype == grad.dtype, (x, grad))
     op.require(4, groups > 0 and x.shape[1] % groups == 0, (groups, x))
     w = x.with_shape((grad.shape[1], x.shape[1] // groups, *kernel))
     _require_gradient(op, x, w, grad, attrs)
