@@ -1,0 +1,67 @@
+"""From a graph to lax operations: the table of emitters, one for each op, and the loop over equations."""
+
+from collections.abc import Callable
+
+import jax
+
+from plait.backends.jax import (
+    emit_attention,
+    emit_control,
+    emit_elementwise,
+    emit_index,
+    emit_linalg,
+    emit_random,
+    emit_reduce,
+    emit_shape,
+)
+from plait.backends.jax.rule import Table
+from plait.core_ir.errors import UnsupportedError
+from plait.core_ir.graph import Graph, Value
+from plait.core_ir.types import dtype_of
+
+
+def emit(graph: Graph) -> Callable[..., tuple[jax.Array, ...]]:
+    """The graph as a function of arrays, one for each input in order; it gives the outputs in order.
+
+    Traceable under `jit`; trace it inside `jax.enable_x64(True)`, or 64-bit types become 32-bit ones.
+
+    Raises
+    ------
+    UnsupportedError: at once, where an op has no emitter; when traced, where an emitter cannot do
+    its equation, or gives another type than the op's rule.
+    """
+    for eqn in graph.eqns:
+        if eqn.op not in TABLE:
+            raise UnsupportedError(f"{eqn.source}: the JAX backend has no emitter for {eqn.op}")
+
+    def run(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+        known: dict[Value, jax.Array] = dict(zip(graph.inputs, arrays, strict=True))
+        for eqn in graph.eqns:
+            operands = [known[v] for v in eqn.operands]
+            results = TABLE[eqn.op](eqn, operands)
+            for value, result in zip(eqn.results, results, strict=True):
+                if result.shape != value.type.shape or dtype_of(result.dtype) != value.type.dtype:
+                    raise UnsupportedError(
+                        f"{eqn.source}: the emitter of {eqn.op} gave {result.dtype}{list(result.shape)}, "
+                        f"expected {value.type}"
+                    )
+                known[value] = result
+        return tuple(known[v] for v in graph.outputs)
+
+    return run
+
+
+TABLE: Table = {
+    **emit_elementwise.TABLE,
+    **emit_shape.TABLE,
+    **emit_reduce.TABLE,
+    **emit_index.TABLE,
+    **emit_linalg.TABLE,
+    **emit_attention.TABLE,
+    **emit_random.TABLE,
+    **emit_control.table(emit),
+}
+"""The emitter of each op."""
+
+NOT_EMITTED: dict[str, str] = {}
+"""Ops this backend does not run, by name, with the reason."""

@@ -1,0 +1,30 @@
+"""The one place that names private, semi-private or untyped parts of JAX. Tested with jax 0.10.2."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.extend.random import threefry2x32_p
+from jax.sharding import Sharding
+
+
+def threefry_block(
+    k0: jax.Array, k1: jax.Array, x0: jax.Array, x1: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The Threefry-2x32-20 block, elementwise over u32 arrays of one shape, as each platform does it best."""
+    first, second = threefry2x32_p.bind(k0, k1, x0, x1)  # type: ignore[no-untyped-call]
+    return first, second
+
+
+def barrier(arrays: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+    """The arrays, none of which XLA computes, moves or merges across this place."""
+    return tuple(lax.optimization_barrier(tuple(arrays))) if arrays else ()  # type: ignore[no-untyped-call]
+
+
+def shape_struct(
+    shape: tuple[int, ...], dtype: np.dtype[Any], sharding: Sharding
+) -> jax.ShapeDtypeStruct:
+    """An array without content, to lower a function with."""
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)  # type: ignore[no-untyped-call]
