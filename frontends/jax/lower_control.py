@@ -1,0 +1,141 @@
+"""Lowering rules: calls (inlined), control flow (kept), recomputation, boundary markers."""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from plait.core_ir.build import Builder
+from plait.core_ir.errors import CaptureError
+from plait.core_ir.graph import Value
+from plait.core_ir.ops import control as ops
+from plait.frontends.jax.jaxpr import closed
+from plait.frontends.jax.lower_unroll import unroll_scan
+from plait.frontends.jax.marks import BOUNDARY, COTANGENT, TANGENT
+from plait.frontends.jax.site import Rule, Site
+
+
+def _call(param: str) -> Rule:
+    """A primitive that calls the jaxpr in `param` on its operands: inlined."""
+
+    def rule(b: Builder, site: Site, *operands: Value) -> list[Value]:
+        return site.lowering.inline(b, closed(site.params[param]), *operands)
+
+    return rule
+
+
+def _remat(b: Builder, site: Site, *operands: Value) -> list[Value]:
+    body = closed(site.params["jaxpr"])
+    if not site.params["differentiated"]:
+        return site.lowering.inline(b, body, *operands)
+    # One barrier for each value of the forward: a stage, or a part of a backward, takes those it needs.
+    backward = site.lowering.marks.backward
+    fresh = [x if x in backward else b(ops.barrier, x) for x in operands]
+    return site.lowering.recompute(b, body, *fresh)
+
+
+def _linear_solve(b: Builder, site: Site, *operands: Value) -> list[Value]:
+    lengths, solve = site.params["const_lengths"], site.params["jaxprs"].solve
+    first = lengths.matvec + lengths.vecmat
+    consts = operands[first : first + lengths.solve]
+    rhs = operands[first + lengths.solve + lengths.transpose_solve :]
+    return site.lowering.inline(b, closed(solve), *consts, *rhs)
+
+
+def _refuse_cut(site: Site, *bodies: object) -> None:
+    if any(site.lowering.marks.inside(body) for body in bodies):  # type: ignore[arg-type]
+        raise CaptureError(
+            f"{site.source}: a stage boundary stands inside a {site.eqn.primitive.name}, which runs in one stage; "
+            "move it out, or use jax.lax.scan, which is unrolled where a boundary cuts it"
+        )
+
+
+def _cond(b: Builder, site: Site, index: Value, *operands: Value) -> tuple[Value, ...]:
+    branches = site.params["branches"]
+    _refuse_cut(site, *branches)
+    graphs = tuple(site.lowering.body(f"branch{i}", branch) for i, branch in enumerate(branches))
+    return b.emit(ops.cond, index, *operands, branches=graphs)
+
+
+def _while(b: Builder, site: Site, *operands: Value) -> tuple[Value, ...]:
+    p = site.params
+    _refuse_cut(site, p["cond_jaxpr"], p["body_jaxpr"])
+    return b.emit(
+        ops.while_,
+        *operands,
+        cond=site.lowering.body("cond", p["cond_jaxpr"]),
+        body=site.lowering.body("body", p["body_jaxpr"]),
+        cond_nconsts=int(p["cond_nconsts"]),
+        body_nconsts=int(p["body_nconsts"]),
+    )
+
+
+def _scan(b: Builder, site: Site, *operands: Value) -> Sequence[Value]:
+    p = site.params
+    num_consts, num_carry, body = int(p["num_consts"]), int(p["num_carry"]), closed(p["jaxpr"])
+    if site.lowering.marks.inside(body):
+        first_x = num_consts + num_carry
+        carry = operands[num_consts:first_x]
+        return unroll_scan(b, site, body, operands[:num_consts], carry, operands[first_x:])
+    return b.emit(
+        ops.scan,
+        *operands,
+        body=site.lowering.body("body", body),
+        num_consts=num_consts,
+        num_carry=num_carry,
+        length=int(p["length"]),
+        reverse=bool(p["reverse"]),
+    )
+
+
+def _barrier(b: Builder, site: Site, *operands: Value) -> Sequence[Value]:
+    return b.emit(ops.barrier, *operands) if operands else ()
+
+
+def _boundary(b: Builder, site: Site, *operands: Value) -> Sequence[Value]:
+    marks, uid, path = site.lowering.marks, site.params["uid"], site.params["path"]
+    if not marks.cuts(path):
+        return operands
+    if site.recomputing:
+        # What this marker gave in the forward is what crossed the cut: recomputation starts from it.
+        return marks.outputs(uid) or operands
+    index = marks.open(uid, path)
+    results = b.emit(ops.boundary, *operands, index=index, backward=False)
+    marks.keep(uid, results)
+    return results
+
+
+def _cotangent(b: Builder, site: Site, *operands: Value) -> Sequence[Value]:
+    marks = site.lowering.marks
+    if not marks.cuts(site.params["path"]):
+        return operands
+    index = marks.close(site.params["uid"])
+    if index is None:
+        raise CaptureError(
+            f"{site.source}: this stage boundary is differentiated twice; keep stage boundaries out of functions "
+            "whose gradient the loss itself takes"
+        )
+    return b.emit(ops.boundary, *operands, index=index, backward=True)
+
+
+def _identities(b: Builder, site: Site, *operands: Value) -> Sequence[Value]:
+    return operands
+
+
+RULES: Mapping[str, Rule] = MappingProxyType(
+    {
+        "jit": _call("jaxpr"),
+        "pjit": _call("jaxpr"),
+        "closed_call": _call("call_jaxpr"),
+        "core_call": _call("call_jaxpr"),
+        "custom_jvp_call": _call("call_jaxpr"),
+        "custom_vjp_call": _call("call_jaxpr"),
+        "remat2": _remat,
+        "custom_linear_solve": _linear_solve,
+        "cond": _cond,
+        "while": _while,
+        "scan": _scan,
+        "optimization_barrier": _barrier,
+        BOUNDARY: _boundary,
+        TANGENT: _identities,
+        COTANGENT: _cotangent,
+    }
+)

@@ -1,0 +1,56 @@
+"""The way out: a primitive without a rule becomes an `extern` that runs on the JAX backend of this process alone."""
+
+import json
+from typing import Any
+
+from plait.core_ir.build import Builder
+from plait.core_ir.errors import CaptureError
+from plait.core_ir.externs import register
+from plait.core_ir.graph import Value
+from plait.core_ir.ops import control
+from plait.frontends.jax.jaxpr import is_key
+from plait.frontends.jax.site import Site
+
+# What talks to the host, or to other devices: no pure program of one stage holds it.
+_REFUSED = {
+    "pure_callback": "a callback to the host",
+    "io_callback": "a callback to the host",
+    "debug_callback": "a callback to the host (jax.debug.print or callback)",
+    "debug_print": "a callback to the host (jax.debug.print)",
+    "sharding_constraint": "a sharding annotation",
+    "mesh_cast": "a sharding annotation",
+    "reshard": "a sharding annotation",
+    "shard_map": "a computation over a mesh",
+}
+
+
+def extern(b: Builder, site: Site, *operands: Value) -> tuple[Value, ...]:
+    """Append the equation as it is: an extern whose callable binds the primitive with its parameters."""
+    eqn = site.eqn
+    name = eqn.primitive.name
+    if name in _REFUSED:
+        raise CaptureError(
+            f"{site.source}: {name}, {_REFUSED[name]}, cannot be part of a captured step; take it out of the loss"
+        )
+    if eqn.effects:
+        raise CaptureError(
+            f"{site.source}: {name} has effects ({', '.join(map(str, eqn.effects))}), which a captured step cannot "
+            "have; take it out of the loss"
+        )
+    if any(is_key(v.aval.dtype) for v in (*eqn.invars, *eqn.outvars)):
+        raise CaptureError(
+            f"{site.source}: {name} on PRNG keys has no lowering; draw with jax.random.bits, uniform, normal, "
+            "bernoulli or others made of them"
+        )
+    target = f"jax:{name}"
+    spec = json.dumps({key: repr(value) for key, value in sorted(eqn.params.items())})
+    register(target, spec, _bind(eqn.primitive, eqn.params))
+    return b.emit(control.extern, *operands, target=target, results=site.results, spec=spec)
+
+
+def _bind(primitive: Any, params: dict[str, Any]) -> Any:
+    def call(*operands: Any) -> tuple[Any, ...]:
+        results = primitive.bind(*operands, **params)
+        return tuple(results) if primitive.multiple_results else (results,)
+
+    return call

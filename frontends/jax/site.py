@@ -1,0 +1,93 @@
+"""What a lowering rule sees: one equation of a jaxpr, apart from its operands; and helpers that rules share."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+from plait.core_ir.build import Builder
+from plait.core_ir.graph import Graph, Source, Value
+from plait.core_ir.op import Op
+from plait.core_ir.ops.shape import slice_
+from plait.core_ir.types import TensorType
+from plait.frontends.jax.jaxpr import ClosedJaxpr, JaxprEqn, is_key
+from plait.frontends.jax.marks import Marks
+
+
+class Lowering(Protocol):
+    """Lowering of jaxprs inside an equation."""
+
+    def inline(self, b: Builder, jaxpr: ClosedJaxpr, *operands: Value) -> list[Value]:
+        """The results of a jaxpr, its equations appended to `b`."""
+
+    def body(self, name: str, jaxpr: ClosedJaxpr) -> Graph:
+        """A jaxpr as a graph of its own."""
+
+    def recompute(self, b: Builder, jaxpr: ClosedJaxpr, *operands: Value) -> list[Value]:
+        """As `inline`, for a jaxpr that computes again what the forward computed."""
+
+    @property
+    def marks(self) -> Marks:
+        """The boundary markers met so far."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """One equation: its primitive's parameters, the types of its operands and results, where the user wrote it.
+
+    `eqn` is the equation itself, for rules that ask whether an operand is a key.
+    """
+
+    eqn: JaxprEqn
+    params: Mapping[str, Any]
+    results: tuple[TensorType, ...]
+    source: Source
+    lowering: Lowering
+    recomputing: bool = False
+
+    @property
+    def result(self) -> TensorType:
+        """The type of the only result."""
+        (type,) = self.results
+        return type
+
+
+Rule: TypeAlias = Callable[..., Value | Sequence[Value]]
+"""`rule(b, site, *operands) -> value or values`."""
+
+
+def ints(values: Sequence[Any]) -> tuple[int, ...]:
+    """As plain integers."""
+    return tuple(int(v) for v in values)
+
+
+def pairs(values: Sequence[Sequence[Any]]) -> tuple[tuple[int, ...], ...]:
+    """As tuples of plain integers."""
+    return tuple(ints(v) for v in values)
+
+
+def spread(b: Builder, x: Value, shape: tuple[int, ...]) -> Value:
+    """x broadcast as lax does it within one equation: a scalar, or dims of size 1 of equal rank."""
+    return b.expand(x, shape)
+
+
+def key_rank(site: Site) -> int:
+    """1 where the first operand is an array of keys, whose carrier has one more dimension; else 0."""
+    return int(is_key(site.eqn.invars[0].aval.dtype))
+
+
+def key_word(b: Builder, keys: Value, index: int) -> Value:
+    """Word 0 or 1 of each key: u32[..., 2] -> u32[...]."""
+    shape = keys.type.shape[:-1]
+    start, limit = (*(0 for _ in shape), index), (*shape, index + 1)
+    part = b(slice_, keys, start=start, limit=limit, strides=(1,) * len(start))
+    return b.reshape(part, shape)
+
+
+def plain(op: Op, **attrs: Any) -> Rule:
+    """The rule of a primitive that is one op on operands of one shape."""
+
+    def rule(b: Builder, site: Site, *operands: Value) -> Value:
+        shape = site.result.shape
+        return b(op, *(spread(b, x, shape) for x in operands), **attrs)
+
+    return rule
