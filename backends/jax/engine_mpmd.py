@@ -29,7 +29,7 @@ from plait.core_ir.arrays import is_torch, to_numpy
 from plait.core_ir.program import Program
 from plait.core_ir.schedule.ir import ActionTable
 from plait.core_ir.schedule.times import Times
-from plait.core_ir.types import TensorType
+from plait.core_ir.types import TensorType, u8
 
 
 class JaxArrays:
@@ -116,7 +116,7 @@ class MpmdEngine:
         return timer.times(comm=self._latency())
 
     def _latency(self) -> float:
-        first = self.arrays.zeros(_BYTE, 0)
+        first = self.arrays.zeros(TensorType(u8, (1,)), 0)
         samples = []
         for stage in self.stages:
             started = time.perf_counter()
