@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from plait.frontends.batch import BatchSpec, batch_spec
+from plait.frontends.jax.jaxpr import abstract
 from plait.frontends.jax.trees import named_leaves
 
 
@@ -43,5 +44,5 @@ def batch_tree(batch: Any, num_microbatches: int, *, x64: bool) -> BatchTree:
         weak = isinstance(leaf, (int, float, complex))
         shape, dtype = described.type.shape, described.type.dtype.numpy
         names.append(name)
-        avals.append(jax.ShapeDtypeStruct(shape, dtype, weak_type=weak))
+        avals.append(abstract(shape, dtype, weak=weak))
     return BatchTree(spec, treedef, tuple(names), tuple(avals))

@@ -6,7 +6,7 @@ for the mark, or empty for a user's own call. `uid` pairs the marks of one call:
 several times (a cached `jit`, a scan body) gives several marks of one uid, and the backward meets them in reverse.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any, TypeVar
 
@@ -28,17 +28,21 @@ _uids = count()
 def stage_boundary(tree: Tree, *, path: str = "") -> Tree:
     """The same tree; where a step is captured, the program is cut into stages here.
 
-    Outside capture it is the identity, under grad, jit, vmap and remat too. What crosses the cut is what is in the tree;
-    anything else that the code behind it uses of the code before it crosses as well.
+    Outside capture it is the identity, under grad, jit, vmap and remat too. What is in the tree crosses the cut, and so
+    does whatever else the code behind it uses of the code before it.
     """
     leaves, treedef = jax.tree.flatten(tree)
     places = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
     if not any(isinstance(leaves[i], jax.core.Tracer) for i in places):
         return tree
-    marked = boundary_p.bind(*(leaves[i] for i in places), uid=next(_uids), path=path)
+    marked = _bind(boundary_p, [leaves[i] for i in places], {"uid": next(_uids), "path": path})
     for i, leaf in zip(places, marked, strict=True):
         leaves[i] = leaf
     return jax.tree.unflatten(treedef, leaves)  # type: ignore[no-any-return]
+
+
+def _bind(marker: Primitive, xs: Sequence[Any], params: Mapping[str, Any]) -> Any:
+    return marker.bind(*xs, **params)  # type: ignore[no-untyped-call]
 
 
 def _identity(*xs: Any, **_: Any) -> list[Any]:
@@ -48,14 +52,14 @@ def _identity(*xs: Any, **_: Any) -> list[Any]:
 def _mark_live(marker: Primitive, xs: Sequence[Any], **params: Any) -> list[Any]:
     """The marker over those that are not symbolic zeros; the zeros as they are."""
     live = [x for x in xs if type(x) is not ad.Zero]
-    marked = iter(marker.bind(*live, **params) if live else ())
+    marked = iter(_bind(marker, live, params) if live else ())
     return [x if type(x) is ad.Zero else next(marked) for x in xs]
 
 
 def _boundary_jvp(
     primals: Sequence[Any], tangents: Sequence[Any], **params: Any
 ) -> tuple[list[Any], list[Any]]:
-    return boundary_p.bind(*primals, **params), _mark_live(tangent_p, tangents, **params)
+    return _bind(boundary_p, primals, params), _mark_live(tangent_p, tangents, **params)
 
 
 def _tangent_transpose(cotangents: Sequence[Any], *_: Any, **params: Any) -> list[Any]:
@@ -73,15 +77,15 @@ def _batch(marker: Primitive) -> Any:
     def rule(
         args: Sequence[Any], dims: Sequence[Any], **params: Any
     ) -> tuple[list[Any], Sequence[Any]]:
-        return marker.bind(*args, **params), dims
+        return _bind(marker, args, params), dims
 
     return rule
 
 
 def _define(marker: Primitive, jvp: Any) -> None:
     marker.multiple_results = True
-    marker.def_impl(_identity)
-    marker.def_abstract_eval(_identity)
+    marker.def_impl(_identity)  # type: ignore[no-untyped-call]
+    marker.def_abstract_eval(_identity)  # type: ignore[no-untyped-call]
     ad.primitive_jvps[marker] = jvp
     batching.primitive_batchers[marker] = _batch(marker)
     mlir.register_lowering(marker, lambda _, *xs, **__: xs)

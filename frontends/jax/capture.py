@@ -1,10 +1,10 @@
 """Capture of a JAX loss as one joint program: forward, loss and gradients, with boundary markers."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from plait.core_ir.arrays import to_numpy
@@ -14,7 +14,7 @@ from plait.core_ir.graph import Graph
 from plait.core_ir.types import KEY
 from plait.frontends.captured import Captured, Leaf
 from plait.frontends.jax.batch_tree import BatchTree, batch_tree, flatten_batch
-from plait.frontends.jax.jaxpr import KEY_IMPL, is_key, type_of_aval
+from plait.frontends.jax.jaxpr import KEY_IMPL, is_key, type_of_aval, x64
 from plait.frontends.jax.linen import boundaries_before, check_paths
 from plait.frontends.jax.lower import lower_jaxpr
 from plait.frontends.jax.marks import Marks
@@ -41,8 +41,8 @@ def capture(
         -> (loss, new_state)`; with `has_aux`, `(loss, aux)`; with both, `(loss, new_state, aux)`.
     model: a pytree of JAX or NumPy arrays (or of ShapeDtypeStructs), an nnx state, linen variables, an equinox module;
         or an nnx module: its Params are the parameters, its other variables buffers. Inexact leaves are differentiated.
-    split: None (cuts where the loss calls `stage_boundary`) or paths of linen modules (a cut before each; the loss's own
-        `stage_boundary` calls do not cut then).
+    split: None (cuts where the loss calls `stage_boundary`) or paths of linen modules (a cut before each; the
+        loss's own `stage_boundary` calls do not cut then).
     trainable: `trainable(name, leaf)` is False for parameters to freeze.
     device: not used: the program is the same for every device.
 
@@ -54,8 +54,8 @@ def capture(
     learned = tuple(leaf.trainable for leaf in leaves if leaf.role == "param")
     data = batch_tree(batch, num_microbatches, x64=view.x64)
     marks = Marks(cuts=lambda path: bool(path) == bool(paths))
-    with jax.enable_x64(view.x64):
-        with boundaries_before(paths) if paths else nullcontext([]) as called:
+    with x64(view.x64):
+        with boundaries_before(paths) as called:
             traced = trace(loss_fn, view, data, learned)
         graph = _lower(view, data, leaves, traced, marks)
     check_paths(paths, called, marks.paths)
@@ -175,7 +175,9 @@ def _with_keys(tree: ArrayTree, carriers: Sequence[Any]) -> Any:
     """A tree of a step's results: keys as JAX's keys, other arrays as they come."""
     return tree.unflatten(
         [
-            jax.random.wrap_key_data(to_numpy(x), impl=KEY_IMPL) if is_key(aval.dtype) else x
+            jax.random.wrap_key_data(jnp.asarray(to_numpy(x)), impl=KEY_IMPL)
+            if is_key(aval.dtype)
+            else x
             for x, aval in zip(carriers, tree.avals, strict=True)
         ]
     )

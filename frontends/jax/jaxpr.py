@@ -1,11 +1,12 @@
 """What this frontend uses of JAX beyond its documented interface. Tested with jax and jaxlib 0.10.2.
 
 Private: `jax._src.source_info_util` (the user's frame of an equation), `_impl` of a key dtype. Extended or semi-public:
-`jax.extend.core`, `jax.interpreters` (in boundary.py).
+`jax.extend.core`, `jax.interpreters` (in boundary.py), configuration values. Some of it is untyped; wrapped here.
 """
 
 import os
 import re
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from typing import Any
 
@@ -48,13 +49,13 @@ def name_scopes(eqn: JaxprEqn) -> tuple[str, ...]:
     """Names of the module scopes that an equation stands in, outermost first."""
     stack = eqn.source_info.name_stack.stack
     scopes = (e.name for e in stack if isinstance(e, source_info_util.Scope))
-    return tuple(name for name in scopes if name not in _JAX_SCOPES)
+    return tuple(s for s in scopes if s not in _JAX_SCOPES and s.replace(".", "_").isidentifier())
 
 
-def source_of(eqn: JaxprEqn, outer: tuple[str, ...]) -> Source:
-    """Where the user wrote an equation; `outer` are the scopes of the equation it is inlined into."""
+def source_of(eqn: JaxprEqn, scopes: tuple[str, ...], outer: Source) -> Source:
+    """Where the user wrote an equation; of `outer`, the equation it is inlined into, where that is unknown."""
     file, line = _user_line(eqn.source_info.traceback)
-    return Source(".".join(outer + name_scopes(eqn)), file, line)
+    return Source(".".join(scopes), file or outer.file, line or outer.line)
 
 
 def jaxprs_of(eqn: JaxprEqn) -> list[ClosedJaxpr | Jaxpr]:
@@ -71,9 +72,35 @@ def closed(jaxpr: ClosedJaxpr | Jaxpr) -> ClosedJaxpr:
     return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
 
 
+def abstract(shape: tuple[int, ...], dtype: Any, *, weak: bool = False) -> jax.ShapeDtypeStruct:
+    """An array that has no content, to trace with."""
+    return jax.ShapeDtypeStruct(shape, dtype, weak_type=weak)  # type: ignore[no-untyped-call]
+
+
+def x64_enabled() -> bool:
+    """Whether the user has turned 64-bit types on."""
+    return bool(jax.config.jax_enable_x64)  # type: ignore[attr-defined]
+
+
+def x64(enable: bool) -> AbstractContextManager[None]:
+    """A context with 64-bit types on or off."""
+    context: AbstractContextManager[None] = jax.enable_x64(enable)
+    return context
+
+
+def threefry_partitionable() -> bool:
+    """Whether random bits are those of partitionable threefry."""
+    return bool(jax.config.jax_threefry_partitionable)  # type: ignore[attr-defined]
+
+
+def is_key_atom(atom: Any) -> bool:
+    """Whether an operand or a result of an equation is an array of keys."""
+    return is_key(atom.aval.dtype)
+
+
 def is_key(dtype: Any) -> bool:
     """Whether a dtype is that of typed PRNG keys."""
-    return bool(jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key))
+    return bool(jax.numpy.issubdtype(dtype, jax.dtypes.prng_key))
 
 
 def key_impl(dtype: Any) -> str:
@@ -82,7 +109,7 @@ def key_impl(dtype: Any) -> str:
 
 
 def type_of_aval(aval: Any, where: object) -> TensorType:
-    """The type that carries an abstract value; keys are u32[..., 2], float0 is bool. CaptureError where there is none."""
+    """The type that carries an abstract value: u32[..., 2] for keys, bool for float0. CaptureError where none does."""
     shape = tuple(int(d) for d in aval.shape)
     if is_key(aval.dtype):
         if key_impl(aval.dtype) != KEY_IMPL:

@@ -54,6 +54,6 @@ def check_paths(paths: Sequence[str], called: Sequence[str], cut: Sequence[str])
             )
         if times > 1:
             raise CaptureError(
-                f"split: module {path!r} is called {times} times, so a cut before it is not one cut; name a module that "
-                "is called once, or call plait.stage_boundary where the stage begins"
+                f"split: module {path!r} is called {times} times, so a cut before it is not one cut; name a "
+                "module that is called once, or call plait.stage_boundary where the stage begins"
             )

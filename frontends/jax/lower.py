@@ -64,8 +64,7 @@ class JaxprLowering:
             env[var] = b.literal(content_of(constant, type_of_aval(var.aval, b.source)))
         env.update(zip(jaxpr.jaxpr.invars, operands, strict=True))
         for eqn in jaxpr.jaxpr.eqns:
-            results = self._lower(b, eqn, [_read(b, env, atom) for atom in eqn.invars])
-            env.update(zip(eqn.outvars, results, strict=True))
+            env.update(zip(eqn.outvars, self._lower(b, eqn, env), strict=True))
         return [_read(b, env, atom) for atom in jaxpr.jaxpr.outvars]
 
     def recompute(self, b: Builder, jaxpr: ClosedJaxpr, *operands: Value) -> list[Value]:
@@ -80,12 +79,13 @@ class JaxprLowering:
             b.output(value)
         return b.build()
 
-    def _lower(self, b: Builder, eqn: JaxprEqn, operands: Sequence[Value]) -> Sequence[Value]:
-        source = source_of(eqn, self.scopes)
+    def _lower(self, b: Builder, eqn: JaxprEqn, env: Mapping[Var, Value]) -> Sequence[Value]:
         inner = replace(self, scopes=self.scopes + name_scopes(eqn))
+        source = source_of(eqn, inner.scopes, b.source)
         types = tuple(type_of_aval(v.aval, source) for v in eqn.outvars)
         site = Site(eqn, eqn.params, types, source, inner, self.recomputing)
         with b.at(source):
+            operands = [_read(b, env, atom) for atom in eqn.invars]
             out = RULES.get(eqn.primitive.name, extern)(b, site, *operands)
         results = (out,) if isinstance(out, Value) else tuple(out)
         found = tuple(v.type for v in results)

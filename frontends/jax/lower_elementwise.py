@@ -8,8 +8,7 @@ from plait.core_ir.graph import Value
 from plait.core_ir.op import Op
 from plait.core_ir.ops import elementwise as ops
 from plait.core_ir.types import bool_
-from plait.frontends.jax.jaxpr import is_key
-from plait.frontends.jax.site import Rule, Site, key_word, plain, spread
+from plait.frontends.jax.site import Rule, Site, key_rank, key_word, plain, spread
 
 
 def _or_logical(op: Op, logical: Op) -> Rule:
@@ -66,7 +65,7 @@ def _compare(direction: str) -> Rule:
 
 def _eq(direction: str) -> Rule:
     def rule(b: Builder, site: Site, x: Value, y: Value) -> Value:
-        if not is_key(site.eqn.invars[0].aval.dtype):
+        if not key_rank(site):
             return b(
                 ops.compare, *(spread(b, v, site.result.shape) for v in (x, y)), direction=direction
             )

@@ -8,7 +8,7 @@ from plait.core_ir.errors import CaptureError
 from plait.core_ir.externs import register
 from plait.core_ir.graph import Value
 from plait.core_ir.ops import control
-from plait.frontends.jax.jaxpr import is_key
+from plait.frontends.jax.jaxpr import is_key_atom
 from plait.frontends.jax.site import Site
 
 # What talks to the host, or to other devices: no pure program of one stage holds it.
@@ -37,7 +37,7 @@ def extern(b: Builder, site: Site, *operands: Value) -> tuple[Value, ...]:
             f"{site.source}: {name} has effects ({', '.join(map(str, eqn.effects))}), which a captured step cannot "
             "have; take it out of the loss"
         )
-    if any(is_key(v.aval.dtype) for v in (*eqn.invars, *eqn.outvars)):
+    if any(is_key_atom(v) for v in (*eqn.invars, *eqn.outvars)):
         raise CaptureError(
             f"{site.source}: {name} on PRNG keys has no lowering; draw with jax.random.bits, uniform, normal, "
             "bernoulli or others made of them"

@@ -13,6 +13,7 @@ from plait.core_ir.graph import Value
 from plait.core_ir.op import Literal
 from plait.core_ir.ops import elementwise
 from plait.core_ir.ops import index as ops
+from plait.core_ir.ops.reduce import highest, lowest
 from plait.core_ir.types import DType
 from plait.frontends.jax.site import Rule, Site, ints, key_rank
 
@@ -41,13 +42,8 @@ def _gather(b: Builder, site: Site, x: Value, indices: Value) -> Value:
 def _fill_value(given: Any, dtype: DType) -> np.ndarray[Any, Any]:
     """What JAX puts where a slice does not fit: NaN, the least signed or the largest unsigned integer, True."""
     if given is None:
-        given = {
-            "bool": lambda: True,
-            "signed": lambda: np.iinfo(dtype.numpy).min,
-            "unsigned": lambda: np.iinfo(dtype.numpy).max,
-            "float": lambda: np.nan,
-            "complex": lambda: np.nan,
-        }[dtype.kind]()
+        bound = lowest if dtype.kind == "signed" else highest
+        given = np.nan if dtype.is_inexact else bound(dtype)
     return np.asarray(given, dtype.numpy)
 
 

@@ -1,11 +1,11 @@
 """Lowering rules: matrix products, convolutions, Cholesky factors and triangular systems."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from plait.core_ir.build import Builder
 from plait.core_ir.graph import Value
-from plait.core_ir.ops import elementwise, reduce, shape
+from plait.core_ir.ops import convolution, elementwise, reduce, shape
 from plait.core_ir.ops import linalg as ops
 from plait.core_ir.types import TensorType, i32
 from plait.frontends.jax.lower_extern import extern
@@ -33,7 +33,7 @@ def _conv_general_dilated(b: Builder, site: Site, x: Value, w: Value) -> Value:
     x, w = b.convert(x, wanted), b.convert(w, wanted)
     attrs = {"batch_groups": int(p["batch_group_count"])} if p["batch_group_count"] != 1 else {}
     y = b(
-        ops.convolution,
+        convolution.convolution,
         b.transpose(x, ints(dims.lhs_spec)),
         b.transpose(w, ints(dims.rhs_spec)),
         strides=ints(p["window_strides"]),
@@ -48,7 +48,9 @@ def _conv_general_dilated(b: Builder, site: Site, x: Value, w: Value) -> Value:
     return b.transpose(y, tuple(out_spec.index(d) for d in range(len(out_spec))))
 
 
-def _ragged_dot_general(b: Builder, site: Site, x: Value, y: Value, group_sizes: Value) -> object:
+def _ragged_dot_general(
+    b: Builder, site: Site, x: Value, y: Value, group_sizes: Value
+) -> Value | Sequence[Value]:
     """Rows in groups times a matrix for each group; or the gradient of those matrices."""
     p = site.params
     numbers = p["ragged_dot_dimension_numbers"]

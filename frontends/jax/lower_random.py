@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from math import prod
 from types import MappingProxyType
 
-import jax
-
 from plait.core_ir.build import Builder
 from plait.core_ir.errors import CaptureError
 from plait.core_ir.graph import Value
@@ -13,11 +11,12 @@ from plait.core_ir.ops import elementwise
 from plait.core_ir.ops import random as ops
 from plait.core_ir.ops import shape as moves
 from plait.core_ir.types import DTYPES, TensorType, u32, u64
+from plait.frontends.jax.jaxpr import threefry_partitionable
 from plait.frontends.jax.site import Rule, Site, ints, key_word
 
 
 def _require_partitionable(site: Site) -> None:
-    if not jax.config.jax_threefry_partitionable:
+    if not threefry_partitionable():
         raise CaptureError(
             f"{site.source}: random bits are those of jax_threefry_partitionable=True, which is off; turn it on"
         )

@@ -60,7 +60,8 @@ def _view_tree(
             raise CaptureError(
                 f"with state= the loss function must return {names}, got {_shown(out)}"
             )
-        return (*out, None)[:3]  # type: ignore[return-value]
+        loss, new, *aux = out
+        return loss, new, aux[0] if aux else None
 
     return ModelView(params, buffers, call, lambda: (model, state), lambda tree: tree, x64)
 
@@ -69,7 +70,8 @@ def _view_nnx(
     loss_fn: Callable[..., Any], model: nnx.Module, batch: Any, has_aux: bool
 ) -> ModelView:
     """An nnx module: its Params are parameters, its other variables are buffers, chained by microbatch."""
-    graphdef, first_params, first_rest = nnx.split(model, nnx.Param, ...)
+    graphdef, *states = nnx.split(model, nnx.Param, ...)
+    first_params, first_rest = states
     x64 = needs_x64(first_params, first_rest, batch)
     params = array_tree(first_params, "model", x64=x64, static=False)
     buffers = array_tree(first_rest, "model", x64=x64, static=False)
@@ -78,15 +80,15 @@ def _view_nnx(
         # A copy: or variables of this trace, random state above all, would be those of the user's module.
         merged = nnx.merge(graphdef, params_state, rest, copy=True)
         loss, aux = _pair(loss_fn(merged, batch, **keywords), has_aux)
-        _, _, after = nnx.split(merged, nnx.Param, ...)
-        left = dict(nnx.to_flat_state(after))
+        _, *after = nnx.split(merged, nnx.Param, ...)
+        left = dict(nnx.to_flat_state(after[1]))
         # Variables made by the call itself (intermediates) are no state: they are dropped.
         kept = [(path, left[path]) for path, _ in nnx.to_flat_state(first_rest) if path in left]
         return loss, nnx.from_flat_state(kept), aux
 
     def read() -> tuple[Any, Any]:
-        _, now, rest = nnx.split(model, nnx.Param, ...)
-        return now, rest
+        _, *now = nnx.split(model, nnx.Param, ...)
+        return now[0], now[1]
 
     def select(tree: Any) -> Any:
         if isinstance(tree, nnx.Module):

@@ -9,7 +9,7 @@ from plait.core_ir.graph import Graph, Source, Value
 from plait.core_ir.op import Op
 from plait.core_ir.ops.shape import slice_
 from plait.core_ir.types import TensorType
-from plait.frontends.jax.jaxpr import ClosedJaxpr, JaxprEqn, is_key
+from plait.frontends.jax.jaxpr import ClosedJaxpr, JaxprEqn, is_key_atom
 from plait.frontends.jax.marks import Marks
 
 
@@ -72,7 +72,7 @@ def spread(b: Builder, x: Value, shape: tuple[int, ...]) -> Value:
 
 def key_rank(site: Site) -> int:
     """1 where the first operand is an array of keys, whose carrier has one more dimension; else 0."""
-    return int(is_key(site.eqn.invars[0].aval.dtype))
+    return int(is_key_atom(site.eqn.invars[0]))
 
 
 def key_word(b: Builder, keys: Value, index: int) -> Value:

@@ -14,7 +14,7 @@ from plait.core_ir.errors import CaptureError
 from plait.core_ir.graph import Source
 from plait.core_ir.types import KEY
 from plait.frontends.jax.batch_tree import BatchTree
-from plait.frontends.jax.jaxpr import KEY_IMPL, ClosedJaxpr, is_key, is_user_file
+from plait.frontends.jax.jaxpr import KEY_IMPL, ClosedJaxpr, abstract, is_key, is_user_file
 from plait.frontends.jax.model import ModelView
 from plait.frontends.jax.trees import ArrayTree, array_tree
 
@@ -54,7 +54,7 @@ def trace(
         keys: list[Any],
         cotangent: Any,
     ) -> tuple[Any, list[Any], list[Any], list[Any]]:
-        keywords = {"rng": jax.random.wrap_key_data(k, impl=KEY_IMPL) for k in keys}
+        keywords = {"rng": jax.random.wrap_key_data(keys[0], impl=KEY_IMPL)} if keys else {}
 
         def forward(differentiated: list[Any]) -> tuple[Any, tuple[list[Any], list[Any]]]:
             rest = iter(differentiated)
@@ -75,18 +75,18 @@ def trace(
         (grads,) = pullback(cotangent.astype(loss.dtype))
         return loss, grads, new_buffers, aux
 
-    keys = [jax.ShapeDtypeStruct(KEY.shape, KEY.dtype.numpy)] if has_key else []
+    keys = [abstract(KEY.shape, KEY.dtype.numpy)] if has_key else []
     operands = [_carriers(view.params), _carriers(view.buffers), list(batch.avals), keys]
     guess = np.dtype(np.float64 if view.x64 else np.float32)
-    jaxpr = _make_jaxpr(joint, *operands, jax.ShapeDtypeStruct((), guess))
+    jaxpr = _make_jaxpr(joint, *operands, abstract((), guess))
     if loss_dtype[0] != guess:
-        jaxpr = _make_jaxpr(joint, *operands, jax.ShapeDtypeStruct((), loss_dtype[0]))
+        jaxpr = _make_jaxpr(joint, *operands, abstract((), loss_dtype[0]))
     return Traced(jaxpr, has_key, aux_trees[0])
 
 
 def _carriers(tree: ArrayTree) -> list[jax.ShapeDtypeStruct]:
     return [
-        jax.ShapeDtypeStruct(type.shape, type.dtype.numpy, weak_type=bool(aval.weak_type))
+        abstract(type.shape, type.dtype.numpy, weak=bool(aval.weak_type))
         for type, aval in zip(tree.types, tree.avals, strict=True)
     ]
 
@@ -140,8 +140,8 @@ def _checked_buffers(tree: ArrayTree, new: Any, old: list[Any]) -> list[Any]:
         return []
     if jax.tree.structure(new) != tree.treedef:
         raise CaptureError(
-            f"the new state has the structure {jax.tree.structure(new)}, the old one {tree.treedef}; return all leaves, "
-            "changed or not"
+            f"the new state has the structure {jax.tree.structure(new)}, the old one {tree.treedef}; "
+            "return all leaves, changed or not"
         )
     leaves = [x for i, x in enumerate(jax.tree.leaves(new)) if i not in tree.static]
     carriers = [_carrier(x) for x in leaves]
@@ -160,8 +160,8 @@ def _make_jaxpr(function: Callable[..., Any], *operands: Any) -> ClosedJaxpr:
     except _DATA_DEPENDENT as error:
         reason = str(error).split("\n", 1)[0]
         raise CaptureError(
-            f"{_user_source(error)}: the value of a traced array decides Python control flow, a Python number or a shape, "
-            f"which one program for all batches cannot express: {reason} Use jnp.where, jax.lax.cond or a fixed size."
+            f"{_user_source(error)}: a traced value decides Python control flow, a Python number or a shape, which one "
+            f"program for all batches cannot express: {reason} Use jnp.where, jax.lax.cond or a fixed size."
         ) from error
 
 

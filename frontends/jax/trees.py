@@ -11,14 +11,14 @@ from jax.tree_util import keystr, tree_flatten_with_path
 from plait.core_ir.arrays import array_type, is_array, is_torch
 from plait.core_ir.errors import CaptureError, UsageError
 from plait.core_ir.types import TensorType, c64, c128, f32, f64, i32, i64, u32, u64
-from plait.frontends.jax.jaxpr import KEY_IMPL, is_key, type_of_aval
+from plait.frontends.jax.jaxpr import KEY_IMPL, abstract, is_key, type_of_aval, x64_enabled
 
 _NARROWED = {i64: i32, u64: u32, f64: f32, c128: c64}
 
 
 def leaf_name(path: Sequence[Any], root: str) -> str:
     """The name of a leaf by its key path; `root` where the tree is one leaf."""
-    return keystr(path, simple=True, separator=".").removesuffix(".value") or root
+    return keystr(tuple(path), simple=True, separator=".").removesuffix(".value") or root
 
 
 def named_leaves(
@@ -129,17 +129,17 @@ def array_tree(
 
 def _described(name: str, leaf: Any, x64: bool) -> tuple[TensorType, jax.ShapeDtypeStruct]:
     weak = bool(getattr(getattr(leaf, "aval", leaf), "weak_type", False))
-    aval = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=weak)
+    aval = abstract(leaf.shape, leaf.dtype, weak=weak)
     type = type_of_aval(aval, f"leaf {name!r}")
     if not x64 and type.dtype in _NARROWED:
         type = type.with_dtype(_NARROWED[type.dtype])
-        aval = jax.ShapeDtypeStruct(leaf.shape, type.dtype.numpy, weak_type=weak)
+        aval = abstract(leaf.shape, type.dtype.numpy, weak=weak)
     return type, aval
 
 
 def needs_x64(*trees: Any) -> bool:
     """Whether a tree holds 64-bit floats, or 64-bit arrays of JAX itself (which are made under enable_x64 alone)."""
-    if jax.config.jax_enable_x64:
+    if x64_enabled():
         return True
     for leaf in jax.tree.leaves(trees):
         if not is_array(leaf) or is_torch(leaf) or is_key(leaf.dtype):
