@@ -3,9 +3,12 @@
 from plait.core_ir.graph import Graph
 from plait.core_ir.passes.eliminate_dead_code import eliminate_dead_code
 from plait.core_ir.passes.partition_stages import partition_stages
+from plait.core_ir.passes.split_backward import split_backward
 from plait.core_ir.program import Program
 
 
 def build_program(graph: Graph, num_stages: int) -> Program:
     """Stages with their tasks from a joint program with markers."""
-    return partition_stages(eliminate_dead_code(graph), num_stages, name=graph.name)
+    return split_backward(
+        partition_stages(eliminate_dead_code(graph), num_stages, name=graph.name)
+    )
