@@ -5,15 +5,15 @@
       %z: f32[3] = exp(%x)                        }
     }
 
-Equations with an effect stay, and what they need. Inputs stay: they are the calling convention. Of a `boundary` or a
-`barrier`, single leaves are removed.
+Equations with an effect stay, and what they need. Inputs stay: they are the calling convention. Of a `barrier`, single
+leaves are removed; not of a `boundary`, whose leaves are matched by position when a recomputation meets it again.
 """
 
-from plait.core_ir.graph import Eqn, Graph, Value
-from plait.core_ir.ops.control import barrier, boundary
-from plait.core_ir.passes.equations import has_effect
+from dataclasses import replace
 
-_LEAFWISE = (boundary, barrier)
+from plait.core_ir.graph import Eqn, Graph, Value
+from plait.core_ir.ops.control import barrier
+from plait.core_ir.passes.equations import has_effect
 
 
 def eliminate_dead_code(graph: Graph) -> Graph:
@@ -23,25 +23,18 @@ def eliminate_dead_code(graph: Graph) -> Graph:
     for eqn in reversed(graph.eqns):
         if not any(r in live for r in eqn.results) and not has_effect(eqn):
             continue
-        eqn = _live_leaves(eqn, live) if eqn.op in _LEAFWISE else eqn
+        eqn = _live_leaves(eqn, live) if eqn.op is barrier else eqn
         kept.append(eqn)
         live.update(eqn.operands)
     if len(kept) == len(graph.eqns) and all(
         a is b for a, b in zip(reversed(kept), graph.eqns, strict=True)
     ):
         return graph
-    return Graph(
-        graph.name,
-        graph.inputs,
-        tuple(reversed(kept)),
-        graph.outputs,
-        graph.input_ports,
-        graph.output_ports,
-    )
+    return replace(graph, eqns=tuple(reversed(kept)))
 
 
 def _live_leaves(eqn: Eqn, live: set[Value]) -> Eqn:
-    """A marker over the operands whose results are read."""
+    """A barrier over the operands whose results are read."""
     pairs = [(o, r) for o, r in zip(eqn.operands, eqn.results, strict=True) if r in live]
     if len(pairs) == len(eqn.results):
         return eqn

@@ -1,0 +1,92 @@
+"""Which stages compute each equation of the backward.
+
+A gradient is computed in the highest stage, at or below those its operands come from, that has the forward values it
+reads. What leads to the gradient of one parameter alone is computed where that parameter is used. Cotangents of one
+value from several stages are added where the sum is used. What recomputes forward values stands with its users.
+A sum of gradients of one parameter over several stages is taken apart: each stage gives its own part.
+"""
+
+from plait.core_ir.graph import Eqn, Value
+from plait.core_ir.ops.control import boundary
+from plait.core_ir.ops.elementwise import add
+from plait.core_ir.passes.assign_forward import ForwardStages, is_cheap, last
+from plait.core_ir.passes.availability import Availability
+from plait.core_ir.passes.backward_stages import BackwardStages
+from plait.core_ir.passes.joint import Joint
+from plait.core_ir.passes.partial_gradients import give_gradients
+
+
+def assign_backward(joint: Joint, forward: ForwardStages) -> BackwardStages:
+    """Stages of the backward."""
+    stages = BackwardStages()
+    available = Availability(joint, forward)
+    users = {p.name: forward.used.get(v, 0) for v, p in joint.inputs.items() if p.role == "param"}
+    leads_to = _only_param(joint)
+    same: dict[Value, Value] = {}  # what the result of a marker that does not cut stands for
+    loss_stage = max((forward.home(v) for _, v in joint.outputs_of("loss")), default=0)
+    for value, port in joint.inputs.items():
+        if port.role == "loss_grad":
+            stages.home[value] = loss_stage
+    for original in joint.backward:
+        eqn = original.with_operands([same.get(o, o) for o in original.operands])
+        bounds = [stages.home[o] for o in eqn.operands if o in joint.gradients]
+        if eqn.op is boundary and bounds[0] <= eqn.attrs["index"]:
+            same[eqn.result] = eqn.operands[0]
+            continue
+        stages.eqns.append(eqn)
+        if not bounds:
+            available.add(eqn)
+        elif eqn.op is boundary:
+            stages.home[eqn.result] = eqn.attrs["index"]
+        elif eqn.op is add and len(set(bounds)) == 2:
+            stages.late_sums.add(eqn)
+            stages.home[eqn.result] = min(bounds)
+        else:
+            read = [o for o in eqn.operands if o not in joint.gradients]
+            stage = available.pick(read, min(bounds), users.get(leads_to.get(eqn, ""), 0))
+            stages.place(eqn, stage)
+    give_gradients(
+        [(p, same.get(v, v)) for p, v in joint.outputs_of("param_grad")], users, available, stages
+    )
+    _place(stages)
+    return stages
+
+
+def _only_param(joint: Joint) -> dict[Eqn, str]:
+    """For each equation, the parameter to whose gradient alone its results lead; "" where they lead to several."""
+    leads_to: dict[Value, str] = {}
+
+    def lead(value: Value, name: str) -> None:
+        leads_to[value] = name if leads_to.get(value, name) == name else ""
+
+    for port, value in joint.outputs_of("param_grad"):
+        lead(value, port.name)
+    found: dict[Eqn, str] = {}
+    for eqn in reversed(joint.backward):
+        names = {leads_to[r] for r in eqn.results if r in leads_to}
+        found[eqn] = names.pop() if len(names) == 1 else ""
+        for operand in eqn.operands:
+            lead(operand, found[eqn])
+    return found
+
+
+def _place(stages: BackwardStages) -> None:
+    """Fill `used`, users first, and place late sums and what recomputes forward values."""
+    used, home = stages.used, stages.home
+    for _, value, stage in stages.outputs:
+        used[value] = used.get(value, 0) | 1 << stage
+    for eqn in reversed(stages.eqns):
+        if eqn.op is boundary:
+            (operand,) = eqn.operands
+            sender = min(eqn.attrs["index"] + 1, home[operand])
+            used[operand] = used.get(operand, 0) | 1 << sender
+            continue
+        if eqn not in stages.placed:
+            where = 0
+            for result in eqn.results:
+                where |= used.get(result, 0)
+            is_copied = eqn not in stages.late_sums and is_cheap(eqn)
+            stages.placed[eqn] = where if is_copied else 1 << last(where)
+            home.update(dict.fromkeys(eqn.results, last(where)))
+        for operand in eqn.operands:
+            used[operand] = used.get(operand, 0) | stages.placed[eqn]

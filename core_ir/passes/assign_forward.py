@@ -1,0 +1,217 @@
+"""Which stages compute each equation of the forward.
+
+An equation that a marker dominates has one stage: the latest that its operands come from, a marker raising it by one.
+All others are *free*. A free equation stands in each stage that uses it when a copy costs less than a message, else in
+the first stage that uses it. Copies never depend on both parameters and the batch (the body of stage 0 does), nor on
+state. An output that nothing else uses is computed where its operands are.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from plait.core_ir.cost import eqn_flops
+from plait.core_ir.errors import PartitionError
+from plait.core_ir.graph import Eqn, Port, Value
+from plait.core_ir.ops.control import boundary
+from plait.core_ir.passes.equations import has_effect
+from plait.core_ir.passes.joint import Joint
+
+COPY_FLOPS_PER_BYTE = 256
+"""A copy is computed, not sent, up to this cost: random bits (60 flops a byte) are, a matrix product is not."""
+
+PARAM, BATCH, STATE = 1, 2, 4
+_FLAGS = {"param": PARAM, "batch": BATCH, "rng_key": BATCH}
+
+_Stages: TypeAlias = dict[Eqn | Value, int]
+
+
+@dataclass
+class ForwardStages:
+    """Where the values of the forward are. Sets of stages are bit masks.
+
+    placed: the stages that compute an equation; none for a marker.
+    defined: the stages that compute a value, or receive it at a marker. An input that every stage may read has none.
+    used: the stages whose forward reads a value.
+    copies: the free equations, and their results, that may be computed anywhere.
+    flags: PARAM, BATCH, STATE: what a free value depends on.
+    """
+
+    placed: dict[Eqn, int] = field(default_factory=dict)
+    defined: dict[Value, int] = field(default_factory=dict)
+    used: dict[Value, int] = field(default_factory=dict)
+    copies: set[Eqn | Value] = field(default_factory=set)
+    flags: dict[Value, int] = field(default_factory=dict)
+
+    def home(self, value: Value) -> int:
+        """The first stage that has a value; 0 for an input that every stage may read."""
+        return first(self.defined.get(value, 1))
+
+
+def first(stages: int) -> int:
+    """The lowest stage of a set."""
+    return (stages & -stages).bit_length() - 1
+
+
+def last(stages: int) -> int:
+    """The highest stage of a set."""
+    return stages.bit_length() - 1
+
+
+def members(stages: int) -> Iterator[int]:
+    """The stages of a set, lowest first."""
+    while stages:
+        yield first(stages)
+        stages &= stages - 1
+
+
+def assign_forward(joint: Joint) -> ForwardStages:
+    """Stages of the forward. PartitionError where a value would have to flow to an earlier stage."""
+    updates = {p.name: v for p, v in joint.outputs_of("buffer_update")}
+    state = {
+        v: p.name
+        for v, p in joint.inputs.items()
+        if p.role == "buffer" and updates.get(p.name, v) is not v
+    }
+    owner: dict[Value, int] = {}
+    while True:
+        anchored = _anchored_stages(joint, owner)
+        found = {
+            v: anchored[updates[name]] for v, name in state.items() if updates[name] in anchored
+        }
+        if found == owner:
+            break
+        owner = found
+    stages = ForwardStages()
+    _mark_copies(joint, anchored, state, stages)
+    _place(joint, anchored, {}, stages)
+    if sinks := _place_sinks(joint, anchored, stages):
+        _place(joint, anchored, sinks, stages)
+    for _ in state:  # the update of a buffer may be another buffer as it was
+        stages.defined.update((v, 1 << stages.home(updates[name])) for v, name in state.items())
+    _check_order(joint, stages)
+    return stages
+
+
+def _anchored_stages(joint: Joint, owner: dict[Value, int]) -> _Stages:
+    """The stage of all that a marker dominates, and of state whose update a marker dominates."""
+    stage: _Stages = dict(owner.items())
+    for eqn in joint.forward:
+        known = [stage[o] for o in eqn.operands if o in stage]
+        if eqn.op is boundary:
+            index = eqn.attrs["index"]
+            if known and known[0] > index:
+                raise PartitionError(
+                    f"boundary {index} ({eqn.source}) gets the value {eqn.operands[0]!r} from stage {known[0]}: a"
+                    " value cannot flow to an earlier stage; boundaries must be met in the order of their cuts"
+                )
+            stage[eqn.result] = index + 1
+        elif known:
+            stage.update(dict.fromkeys((eqn, *eqn.results), max(known)))
+    return stage
+
+
+def _mark_copies(
+    joint: Joint, anchored: _Stages, state: dict[Value, str], stages: ForwardStages
+) -> None:
+    flags, copies = stages.flags, stages.copies
+    for value, port in joint.inputs.items():
+        flags[value] = STATE if value in state else _FLAGS.get(port.role, 0)
+    for eqn in joint.forward:
+        if eqn.op is boundary or eqn in anchored:
+            continue
+        depends = 0
+        for operand in eqn.operands:
+            depends |= flags[operand]
+        flags.update(dict.fromkeys(eqn.results, depends))
+        movable = not depends & STATE and depends & (PARAM | BATCH) != PARAM | BATCH
+        reachable = all(o in copies or o in joint.inputs for o in eqn.operands)
+        if movable and reachable and is_cheap(eqn):
+            copies.update((eqn, *eqn.results))
+
+
+def is_cheap(eqn: Eqn) -> bool:
+    """Whether computing an equation once more costs less than a message with its results."""
+    budget = COPY_FLOPS_PER_BYTE * sum(r.type.num_bytes for r in eqn.results)
+    return eqn_flops(eqn) <= budget and not has_effect(eqn)
+
+
+def _place(joint: Joint, anchored: _Stages, sinks: dict[Eqn, int], stages: ForwardStages) -> None:
+    """Fill `placed`, `defined` and `used`, users first."""
+    stages.placed, stages.defined, stages.used = {}, {}, {}
+    used, defined = stages.used, stages.defined
+    for eqn in reversed(joint.forward):
+        if eqn.op is boundary:
+            (operand,), index = eqn.operands, eqn.attrs["index"]
+            defined[eqn.result] = 1 << (index + 1)
+            if operand not in anchored:
+                used[operand] = used.get(operand, 0) | 1 << index
+            continue
+        if eqn in anchored:
+            where = 1 << anchored[eqn]
+        else:
+            where = sinks.get(eqn, 0)
+            for result in eqn.results:
+                where |= used.get(result, 0)
+            if eqn not in stages.copies:
+                where &= -where
+        stages.placed[eqn] = where
+        for result in eqn.results:
+            defined[result] = where
+        for operand in eqn.operands:
+            used[operand] = used.get(operand, 0) | where
+
+
+def _place_sinks(joint: Joint, anchored: _Stages, stages: ForwardStages) -> dict[Eqn, int]:
+    """The stage (as a set) of the free equations that give an output and that nothing places."""
+    estimate: dict[Value, int] = {}
+    for eqn in joint.forward:
+        if eqn.op is boundary or eqn in anchored:
+            continue
+        where = stages.placed[eqn]
+        if where:
+            stage = 0 if eqn in stages.copies else first(where)
+        else:
+            stage = max((estimate.get(o, 0) for o in eqn.operands), default=0)
+        estimate.update(dict.fromkeys(eqn.results, stage))
+    producers = {r: e for e in joint.forward for r in e.results}
+    sinks = {
+        eqn: 1 << max((estimate.get(o, 0) for o in eqn.operands), default=0)
+        for eqn in joint.forward
+        if has_effect(eqn) and eqn not in anchored and not stages.placed[eqn]
+    }
+    siblings = _module_stages(joint, anchored, estimate)
+    for port, value in joint.outputs_of("loss", "aux", "buffer_update"):
+        producer = producers.get(value)
+        if producer is None or value in anchored or stages.placed.get(producer):
+            continue
+        stage = estimate[value]
+        if port.role == "buffer_update" and stages.flags[value] in (0, STATE):
+            stage = siblings.get(_module(port), stage)
+        sinks[producer] = 1 << stage
+    return sinks
+
+
+def _module_stages(joint: Joint, anchored: _Stages, estimate: dict[Value, int]) -> dict[str, int]:
+    """The last stage that updates a buffer of each module."""
+    found: dict[str, int] = {}
+    for port, value in joint.outputs_of("buffer_update"):
+        stage = anchored.get(value, estimate.get(value, 0))
+        found[_module(port)] = max(stage, found.get(_module(port), 0))
+    return found
+
+
+def _module(port: Port) -> str:
+    return port.name.rpartition(".")[0]
+
+
+def _check_order(joint: Joint, stages: ForwardStages) -> None:
+    for eqn in joint.forward:
+        stage = eqn.attrs["index"] if eqn.op is boundary else first(stages.placed[eqn])
+        for operand in eqn.operands:
+            if (home := stages.home(operand)) > stage:
+                port = joint.inputs.get(operand)
+                raise PartitionError(
+                    f"{eqn.op.name} ({eqn.source}) stands in stage {stage}, but reads {port or repr(operand)}, which"
+                    f" stage {home} {'updates' if port else 'computes'}: a value cannot flow to an earlier stage"
+                )

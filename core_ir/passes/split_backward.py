@@ -1,0 +1,126 @@
+"""Split the backward of every stage into an input-gradient task I and a weight-gradient task W.
+
+    B: %h = dot_general(%g, %w)    -> gradient        I: %h = dot_general(%g, %w)    -> gradient
+       %d = dot_general(%x, %g)    -> param_grad  ->
+                                                      W: %d = dot_general(%x, %g)    -> param_grad
+
+I is what the gradients that leave the stage need; in a stage that none leaves, what two or more parameter gradients
+need. Equations that must run once (effects, and externs with several results) stand in I, with all they need. W is the
+rest. A parameter gradient that I computes anyway is an output of I.
+
+What W reads of I is handed over, unless W can compute it again by a view or by one cheap equation (at most one flop an
+element) from fewer bytes: of ports that W keeps alive anyway, parameters and batch leaves count nothing.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from plait.core_ir.cost import eqn_flops
+from plait.core_ir.graph import Eqn, Graph, Port, Value
+from plait.core_ir.ops.control import extern
+from plait.core_ir.passes.assemble_tasks import build_graph
+from plait.core_ir.passes.equations import has_effect
+from plait.core_ir.passes.recompute import is_view, price
+from plait.core_ir.program import Program, Stage
+
+_FREE_ROLES = ("param", "buffer", "batch", "rng_key", "loss_grad")
+
+
+def split_backward(program: Program) -> Program:
+    """The program with tasks I and W beside B in every stage. A task without work is a graph without equations."""
+    return replace(program, stages=tuple(map(_split_stage, program.stages)))
+
+
+def _split_stage(stage: Stage) -> Stage:
+    input_part, weight_part = split_task(stage.tasks["B"])
+    return Stage(stage.index, {**stage.tasks, "I": input_part, "W": weight_part})
+
+
+def split_task(graph: Graph) -> tuple[Graph, Graph]:
+    """I and W of one backward."""
+    outputs = tuple(zip(graph.output_ports, graph.outputs, strict=True))
+    in_input_part = _input_part(graph)
+    made = {r for eqn in graph.eqns if eqn in in_input_part for r in eqn.results}
+    rest = [eqn for eqn in graph.eqns if eqn not in in_input_part]
+    given = [(p, v) for p, v in outputs if p.role == "gradient" or v in made]
+    left = [(p, v) for p, v in outputs if p.role != "gradient" and v not in made]
+
+    wanted = [*(o for eqn in rest for o in eqn.operands), *(v for _, v in left)]
+    handed, again = _hand_over(graph, in_input_part, wanted)
+    handover = {v: Port("handover", str(i)) for i, v in enumerate(handed)}
+    ports = dict(zip(graph.inputs, graph.input_ports, strict=True))
+    prefix = graph.name.removesuffix(".backward")
+    input_part = build_graph(
+        f"{prefix}.backward_input",
+        ports,
+        [eqn for eqn in graph.eqns if eqn in in_input_part],
+        [*given, *((p, v) for v, p in handover.items())],
+    )
+    weight_part = build_graph(
+        f"{prefix}.backward_weight",
+        {**ports, **handover},
+        [eqn for eqn in graph.eqns if eqn in again or eqn not in in_input_part],
+        left,
+    )
+    return input_part, weight_part
+
+
+def _input_part(graph: Graph) -> set[Eqn]:
+    """The equations of I."""
+    wanted = {v for _, v in graph.outputs_of("gradient")}
+    if not wanted:
+        wanted = _shared_by_gradients(graph)
+    part: set[Eqn] = set()
+    for eqn in reversed(graph.eqns):
+        if any(r in wanted for r in eqn.results) or _runs_once(eqn):
+            part.add(eqn)
+            wanted.update(eqn.operands)
+    return part
+
+
+def _runs_once(eqn: Eqn) -> bool:
+    return has_effect(eqn) or (eqn.op is extern and len(eqn.results) > 1)
+
+
+def _shared_by_gradients(graph: Graph) -> set[Value]:
+    """The values that two or more parameter gradients need."""
+    leads_to: dict[Value, int] = {}  # the gradient's number, or -1 for several
+    for number, value in enumerate(graph.outputs):
+        leads_to[value] = leads_to.get(value, number) if value not in leads_to else -1
+    for eqn in reversed(graph.eqns):
+        numbers = {leads_to[r] for r in eqn.results if r in leads_to}
+        number = numbers.pop() if len(numbers) == 1 else -1
+        for operand in eqn.operands:
+            leads_to[operand] = number if leads_to.get(operand, number) == number else -1
+    return {value for value, number in leads_to.items() if number == -1}
+
+
+def _hand_over(
+    graph: Graph, in_input_part: set[Eqn], wanted: Iterable[Value]
+) -> tuple[list[Value], set[Eqn]]:
+    """What I hands to W, in the order of definition, and the equations of I that W computes again."""
+    reads = set(wanted)
+    reads.update(
+        v
+        for v, port in zip(graph.inputs, graph.input_ports, strict=True)
+        if port.role in _FREE_ROLES
+    )
+    producers = {r: eqn for eqn in graph.eqns if eqn in in_input_part for r in eqn.results}
+    handed: list[Value] = []
+    again: set[Eqn] = set()
+    for eqn in reversed(graph.eqns):
+        results = [r for r in eqn.results if r in reads]
+        if eqn not in in_input_part or not results:
+            continue
+        kept_bytes = sum(r.type.num_bytes for r in results)
+        cost = sum(price(o, producers, reads.__contains__) for o in eqn.operands)
+        if cost <= kept_bytes if is_view(eqn) else _is_cheap(eqn) and cost < kept_bytes:
+            again.add(eqn)
+            reads.update(eqn.operands)
+        else:
+            handed.extend(reversed(results))
+    return handed[::-1], again
+
+
+def _is_cheap(eqn: Eqn) -> bool:
+    return eqn_flops(eqn) <= sum(r.type.size for r in eqn.results) and not _runs_once(eqn)
