@@ -73,13 +73,15 @@ def _only_param(joint: Joint) -> dict[Eqn, str]:
 def _place(stages: BackwardStages) -> None:
     """Fill `used`, users first, and place late sums and what recomputes forward values."""
     used, home = stages.used, stages.home
+    late = {eqn.result for eqn in stages.late_sums}
     for _, value, stage in stages.outputs:
         used[value] = used.get(value, 0) | 1 << stage
     for eqn in reversed(stages.eqns):
         if eqn.op is boundary:
             (operand,) = eqn.operands
-            sender = min(eqn.attrs["index"] + 1, home[operand])
-            used[operand] = used.get(operand, 0) | 1 << sender
+            if operand in late:
+                sender = min(eqn.attrs["index"] + 1, home[operand])
+                used[operand] = used.get(operand, 0) | 1 << sender
             continue
         if eqn not in stages.placed:
             where = 0

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from plait.core_ir.build import Builder
-from plait.core_ir.graph import Eqn, Graph, Value
+from plait.core_ir.graph import Eqn, Graph, Role, Value
 from plait.core_ir.interpret import interpret
 from plait.core_ir.op import Array, Op
 from plait.core_ir.ops.control import boundary
@@ -17,7 +17,7 @@ from plait.core_ir.ops.linalg import dot_general
 from plait.core_ir.ops.reduce import reduce_sum
 from plait.core_ir.ops.shape import broadcast, reshape, transpose
 from plait.core_ir.program import Program
-from plait.core_ir.types import TensorType, f64
+from plait.core_ir.types import DType, TensorType, f64
 
 Grads = list[Value | None]
 Inputs = Mapping[tuple[str, str], Array]
@@ -90,7 +90,7 @@ def differentiate(b: Builder, loss: Value, params: Mapping[str, Value]) -> Graph
     active = set(params.values())
     for eqn in eqns:
         if any(o in active for o in eqn.operands):
-            active.update(r for r in eqn.results if r.type.dtype.is_inexact)
+            active.update(eqn.results)
     grads: dict[Value, Value] = {loss: b.input(loss.type, "loss_grad", "")}
 
     def accumulate(value: Value, grad: Value | None) -> None:
@@ -118,9 +118,9 @@ def differentiate(b: Builder, loss: Value, params: Mapping[str, Value]) -> Graph
     return b.build()
 
 
-def matrix(b: Builder, role: str, name: str, *shape: int) -> Value:
-    """An f64 input."""
-    return b.input(TensorType(f64, shape), role, name)  # type: ignore[arg-type]
+def matrix(b: Builder, role: Role, name: str, *shape: int, dtype: DType = f64) -> Value:
+    """An input, f64 unless said otherwise."""
+    return b.input(TensorType(dtype, shape), role, name)
 
 
 def random_inputs(graph: Graph, seed: int = 0) -> dict[tuple[str, str], Array]:
