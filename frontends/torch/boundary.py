@@ -1,0 +1,162 @@
+"""Markers between stages: one op over every tensor that passes, called by the user or before a named module.
+
+The order of execution decides the index of a cut. While nothing is captured, `stage_boundary` is the identity.
+"""
+
+import difflib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.fx.node import has_side_effect
+from torch.utils import _pytree as pytree
+
+from plait.core_ir.errors import CaptureError, UsageError
+from plait.core_ir.graph import Source
+from plait.frontends.torch.aot import in_backward
+from plait.frontends.torch.sources import calling_source
+
+Tree = TypeVar("Tree")
+
+
+@torch.library.custom_op("plait::boundary", mutates_args=())
+def mark(xs: list[Tensor], index: int, backward: bool) -> list[Tensor]:
+    """A copy of each tensor: stage `index` ends here (backward: the cotangents at the same cut)."""
+    return [x.clone() for x in xs]
+
+
+@mark.register_fake
+def _(xs: list[Tensor], index: int, backward: bool) -> list[Tensor]:
+    return [torch.empty_like(x) for x in xs]
+
+
+MARK = torch.ops.plait.boundary.default
+has_side_effect(MARK)  # a marker stays where nothing behind it is used
+
+
+class _Marker(torch.autograd.Function):
+    """Marks tensors on the way forward and the cotangents they have on the way back.
+
+    NOTE: an autograd.Function rather than the op's own formula, since a tensor that needs no gradient must not come out
+    needing one: it would be given a cotangent, and a message.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, index: int, *xs: Tensor) -> tuple[Tensor, ...]:
+        ctx.index = index
+        ctx.set_materialize_grads(False)
+        marked = mark(list(xs), index, False)
+        needed = ctx.needs_input_grad[1:]
+        ctx.mark_non_differentiable(*(m for m, n in zip(marked, needed, strict=True) if not n))
+        return tuple(marked)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        present = [g for g in grads if g is not None]
+        marked = iter(mark(present, ctx.index, True) if present else ())
+        return (None, *(None if g is None else next(marked) for g in grads))
+
+
+class Marks:
+    """The cuts met while one forward runs."""
+
+    def __init__(self) -> None:
+        self.num_cuts = 0
+        self._calls: dict[str, Source] = {}
+
+    def restart(self) -> None:
+        """Forget what was met: the forward runs again from its start."""
+        self.num_cuts = 0
+        self._calls.clear()
+
+    def cut(self, tree: Tree) -> Tree:
+        """Mark every tensor of the tree at the next cut."""
+        leaves, spec = pytree.tree_flatten(tree)
+        tensors = [x for x in leaves if isinstance(x, Tensor)]
+        if not tensors:
+            where = calling_source()
+            raise CaptureError(
+                f"{where}: a stage boundary got no tensor, so nothing tells what lies behind it; pass "
+                "the activations of the model through it"
+            )
+        marked = iter(_Marker.apply(self.num_cuts, *tensors))
+        self.num_cuts += 1
+        passed = [next(marked) if isinstance(x, Tensor) else x for x in leaves]
+        result: Tree = pytree.tree_unflatten(passed, spec)
+        return result
+
+    def met(self, path: str) -> None:
+        """Note that the module of a split path is called; CaptureError the second time."""
+        here = calling_source(path)
+        if path in self._calls:
+            raise CaptureError(
+                f"split: module {path!r} is called more than once, at {self._calls[path]} and at {here}, so "
+                "a cut before it is not one place; call plait.stage_boundary where the cut is meant"
+            )
+        self._calls[path] = here
+
+    def require_met(self, paths: Sequence[str]) -> None:
+        """CaptureError if the module of a path was never called."""
+        never = [path for path in paths if path not in self._calls]
+        if never:
+            raise CaptureError(
+                f"split: the loss never calls {', '.join(map(repr, never))} (a container such as ModuleList is not "
+                "called itself; name one of the modules in it)"
+            )
+
+
+_marks: ContextVar[Marks | None] = ContextVar("plait_torch_marks", default=None)
+
+
+def stage_boundary(tree: Tree) -> Tree:
+    """The same tree; while captured, a stage ends here: every tensor in it crosses to the next stage."""
+    marks = _marks.get()
+    if marks is None or in_backward():
+        return tree
+    return marks.cut(tree)
+
+
+@contextmanager
+def marking(model: nn.Module, paths: Sequence[str], marks: Marks) -> Iterator[None]:
+    """Inside, `stage_boundary` marks, and so does every call of a module named by `paths`."""
+    handles = [_cut_before(_module(model, path), path, marks) for path in _checked(paths)]
+    token = _marks.set(marks)
+    try:
+        yield
+    finally:
+        _marks.reset(token)
+        for handle in handles:
+            handle.remove()
+
+
+def _checked(paths: Sequence[str]) -> Sequence[str]:
+    if isinstance(paths, str) or not all(isinstance(p, str) for p in paths):
+        raise UsageError(f"split: expected a sequence of module paths, got {paths!r}")
+    twice = sorted({p for p in paths if list(paths).count(p) > 1})
+    if twice:
+        raise UsageError(f"split: {', '.join(map(repr, twice))} stands in the list more than once")
+    return paths
+
+
+def _module(model: nn.Module, path: str) -> nn.Module:
+    modules = dict(model.named_modules(remove_duplicate=False))
+    del modules[""]
+    if path in modules:
+        return modules[path]
+    near = difflib.get_close_matches(path, modules, n=5, cutoff=0.4) or list(modules)[:5]
+    raise UsageError(
+        f"split: the model ({type(model).__qualname__}) has no module {path!r}; near matches: {', '.join(near) or 'none'}"
+    )
+
+
+def _cut_before(module: nn.Module, path: str, marks: Marks) -> Any:
+    def hook(_: nn.Module, args: Any, kwargs: Any) -> Any:
+        if in_backward():
+            return None
+        marks.met(path)
+        return marks.cut((args, kwargs))
+
+    return module.register_forward_pre_hook(hook, with_kwargs=True)

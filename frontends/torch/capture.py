@@ -1,0 +1,299 @@
+"""Capture of a torch model with its loss: forward and backward as one Graph with markers.
+
+Parameters, buffers and the batch are fake while the model runs, so nothing is computed and no memory is used. The IR knows
+no devices: for `cuda` on a machine without one, the model runs on fake CPU tensors and gives the same program.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+from plait.core_ir.build import Builder
+from plait.core_ir.errors import CaptureError, UsageError
+from plait.core_ir.graph import Value
+from plait.core_ir.ops import elementwise as ew
+from plait.core_ir.types import KEY, TensorType
+from plait.frontends.batch import BatchSpec, batch_spec
+from plait.frontends.captured import Captured
+from plait.frontends.torch import aot
+from plait.frontends.torch.boundary import Marks, marking
+from plait.frontends.torch.dtypes import TO_TORCH, type_of
+from plait.frontends.torch.lower import lower_nodes
+from plait.frontends.torch.model_state import ModelState, fake_tensors, model_state, read_leaves
+from plait.frontends.torch.sources import ModuleStack
+
+LossFn = Callable[[Any, Any], Any]
+
+
+def capture(
+    loss_fn: LossFn,
+    model: nn.Module,
+    batch: Any,
+    *,
+    num_microbatches: int,
+    split: Sequence[str] | None,
+    has_aux: bool = False,
+    state: Any = None,
+    trainable: Any = None,
+    device: str | torch.device | None = None,
+) -> Captured:
+    """Capture `loss_fn(model, microbatch) -> loss` (or `(loss, aux)`) and its gradients.
+
+    Raises
+    ------
+    UsageError: an option for JAX models, a split path the model does not have.
+    BatchError: a batch that does not divide into microbatches.
+    CaptureError: a loss that is no scalar tensor with a gradient, a split module that is not called exactly once, an op
+        whose shape depends on data, hooks on parameters, parameters changed in the forward.
+    """
+    if state is not None or trainable is not None:
+        name = "state" if state is not None else "trainable"
+        raise UsageError(
+            f"{name}= is for JAX models; a torch model holds its own state in buffers, and requires_grad_(False) "
+            "freezes a parameter"
+        )
+    held = model_state(model)
+    flat = _flatten(batch)
+    spec = batch_spec(flat, num_microbatches, narrow=False)
+    treespec = pytree.tree_structure(batch)
+    program, joint = trace(loss_fn, model, spec, treespec, split or (), has_aux, device)
+    graph = lower_joint(joint, held, spec, program.aux_names)
+    return Captured(
+        graph=graph,
+        framework="torch",
+        num_cuts=program.marks.num_cuts,
+        leaves=held.leaves,
+        batch=spec,
+        flatten_batch=_flatten,
+        read_leaves=lambda: dict(read_leaves(model, held)),
+        flatten_params=lambda params: _flatten_params(held, params),
+        pack_grads=lambda grads: _pack_grads(held, grads),
+        pack_aux=program.pack_aux,
+        pack_state=lambda _: None,
+    )
+
+
+class Program(nn.Module):
+    """The model under its loss, as a module over the flat tensors of a microbatch; `model` is its one child."""
+
+    def __init__(
+        self,
+        loss_fn: LossFn,
+        model: nn.Module,
+        spec: BatchSpec,
+        treespec: pytree.TreeSpec,
+        has_aux: bool,
+        restart: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.marks = Marks()
+        self.aux_names: tuple[str, ...] = ()
+        self._loss_fn, self._spec, self._treespec = loss_fn, spec, treespec
+        self._has_aux, self._restart = has_aux, restart
+        self._aux: tuple[list[Any], pytree.TreeSpec] | None = None
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Loss, then the tensors of aux without gradient."""
+        self.marks.restart()
+        self._restart()
+        given = iter(tensors)
+        leaves = [leaf.value if leaf.type is None else next(given) for leaf in self._spec.leaves]
+        result = self._loss_fn(self.model, pytree.tree_unflatten(leaves, self._treespec))
+        loss, aux = self._parted(result)
+        _check_loss(loss)
+        # a copy: what is returned is then never a view of something inside
+        return (loss.clone(), *(x.detach().clone() for x in aux))
+
+    def _parted(self, result: Any) -> tuple[Any, list[Tensor]]:
+        if not self._has_aux:
+            return result, []
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise CaptureError(
+                f"has_aux=True: the loss function must return (loss, aux), it returned {_what(result)}"
+            )
+        loss, aux = result
+        named, treespec = pytree.tree_flatten_with_path(aux)
+        tensors = [(_name(path), x) for path, x in named if isinstance(x, Tensor)]
+        self.aux_names = tuple(name for name, _ in tensors)
+        self._aux = ([None if isinstance(x, Tensor) else x for _, x in named], treespec)
+        self._is_tensor = [isinstance(x, Tensor) for _, x in named]
+        return loss, [x for _, x in tensors]
+
+    def pack_aux(self, arrays: Mapping[str, Any]) -> Any:
+        """Arrays by name into the structure of the user's aux; what was no tensor is as it was."""
+        if self._aux is None:
+            return None
+        leaves, treespec = self._aux
+        names = iter(self.aux_names)
+        filled = [
+            arrays[next(names)] if is_tensor else leaf
+            for leaf, is_tensor in zip(leaves, self._is_tensor, strict=True)
+        ]
+        return pytree.tree_unflatten(filled, treespec)
+
+
+def _check_loss(loss: Any) -> None:
+    if not isinstance(loss, Tensor):
+        raise CaptureError(
+            f"the loss must be a scalar tensor, the loss function returned {_what(loss)}"
+        )
+    if loss.ndim != 0:
+        raise CaptureError(
+            f"the loss must be a scalar, the loss function returned a tensor of shape {list(loss.shape)}; reduce it, "
+            "for instance by .mean()"
+        )
+    if not loss.dtype.is_floating_point:
+        raise CaptureError(f"the loss must be a floating-point number, it is {loss.dtype}")
+    if not loss.requires_grad:
+        raise CaptureError(
+            "the loss needs no gradient: every parameter it depends on is frozen, or it was detached"
+        )
+
+
+def _what(x: Any) -> str:
+    return f"a {type(x).__module__}.{type(x).__qualname__}"
+
+
+def trace(
+    loss_fn: LossFn,
+    model: nn.Module,
+    spec: BatchSpec,
+    treespec: pytree.TreeSpec,
+    split: Sequence[str],
+    has_aux: bool,
+    device: str | torch.device | None,
+) -> tuple[Program, aot.JointGraph]:
+    """The joint graph of aten ops, before lowering, with the program it was taken from."""
+    stack_of_modules = ModuleStack(model)
+    recorder = aot.Recorder(lambda: stack_of_modules.path)
+    program = Program(loss_fn, model, spec, treespec, has_aux, recorder.restart)
+    where = _capture_device(model, device)
+    mode = aot.fake_mode()
+    with ExitStack() as stack:
+        stack.enter_context(fake_tensors(model, mode, where))
+        stack.enter_context(stack_of_modules.following())
+        stack.enter_context(marking(model, split, program.marks))
+        with mode:
+            args = [_fake(leaf.type, where) for leaf in spec.leaves if leaf.type is not None]
+        joint = aot.export_joint(program, args, mode, recorder)
+        program.marks.require_met(split)
+    return program, joint
+
+
+def _fake(type: TensorType, device: torch.device) -> Tensor:
+    return torch.empty(type.shape, dtype=TO_TORCH[type.dtype], device=device)
+
+
+def _capture_device(model: nn.Module, device: str | torch.device | None) -> torch.device:
+    """Where the fake tensors live: the device asked for, the model's, or the CPU in place of one not there."""
+    if device is None:
+        held = {t.device for t in (*model.parameters(), *model.buffers())}
+        wanted = next(iter(held), torch.device("cpu"))
+    else:
+        wanted = torch.device(device)
+    if wanted.type == "meta" or (wanted.type == "cuda" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    return wanted
+
+
+def lower_joint(
+    joint: aot.JointGraph, held: ModelState, spec: BatchSpec, aux_names: Sequence[str]
+) -> Any:
+    """The joint graph as a Graph with the ports of `frontends.captured`."""
+    b = Builder("joint")
+    inputs = {leaf.name: b.input(leaf.type, leaf.role, leaf.name) for leaf in held.leaves}
+    arguments = [b.input(l.type, "batch", l.name) for l in spec.leaves if l.type is not None]
+    rng_key = b.input(KEY, "rng_key")
+    env: dict[fx.Node, Any] = {}
+    for slot, node in zip(joint.inputs, joint.placeholders(), strict=True):
+        match slot.kind:
+            case "param" | "buffer":
+                env[node] = inputs[held.first_names[_own(slot.name)]]
+            case "argument":
+                env[node] = arguments[slot.index]
+            case "loss_grad":
+                env[node] = b.input(type_of(node.meta["val"]), "loss_grad")
+    lower_nodes(b, joint.nodes(), env, rng_key)
+    _outputs(b, joint, held, aux_names, env)
+    return b.build()
+
+
+def _own(name: str) -> str:
+    return name.removeprefix("model.")
+
+
+def _outputs(
+    b: Builder,
+    joint: aot.JointGraph,
+    held: ModelState,
+    aux_names: Sequence[str],
+    env: Mapping[fx.Node, Any],
+) -> None:
+    grads: dict[str, Value] = {}
+    updates: dict[str, Value] = {}
+    for slot, node in zip(joint.outputs, joint.results(), strict=True):
+        if slot is None or node is None:
+            continue
+        value = env[node]
+        match slot.kind:
+            case "output" if slot.index == 0:
+                b.output(value, "loss")
+            case "output":
+                b.output(value, "aux", aux_names[slot.index - 1])
+            case "grad":
+                name = held.first_names[_own(slot.name)]
+                grads[name] = b(ew.add, grads[name], value) if name in grads else value
+            case "update" if slot.name:
+                updates[_buffer(held, _own(slot.name))] = value
+    for leaf in held.leaves:
+        if leaf.name in updates:
+            b.output(updates[leaf.name], "buffer_update", leaf.name)
+    for leaf in held.leaves:
+        if leaf.name in grads:
+            b.output(grads[leaf.name], "param_grad", leaf.name)
+
+
+def _buffer(held: ModelState, name: str) -> str:
+    aliases = held.aliases(held.first_names[name])
+    if len(aliases) > 1:
+        raise CaptureError(
+            f"the forward changes buffer {name!r}, which stands in the model under {len(aliases)} names "
+            f"({', '.join(aliases)}); register it once"
+        )
+    return name
+
+
+def _flatten(batch: Any) -> list[tuple[str, Any]]:
+    leaves, _ = pytree.tree_flatten_with_path(batch)
+    return [(_name(path), leaf) for path, leaf in leaves]
+
+
+def _name(path: Sequence[Any]) -> str:
+    """`batch["a"][0].b` is named `a.0.b`."""
+    parts = (getattr(k, "key", getattr(k, "idx", getattr(k, "name", k))) for k in path)
+    return ".".join(map(str, parts))
+
+
+def _flatten_params(held: ModelState, params: Any) -> dict[str, Any]:
+    names = [leaf.name for leaf in held.leaves if leaf.role == "param"]
+    if not isinstance(params, Mapping):
+        raise UsageError(f"params: expected a dict by parameter name, got {_what(params)}")
+    missing, extra = [n for n in names if n not in params], [n for n in params if n not in names]
+    if missing or extra:
+        raise UsageError(
+            f"params: the keys must be those of named_parameters(); missing {missing}, unexpected {extra}"
+        )
+    return {name: params[name] for name in names}
+
+
+def _pack_grads(held: ModelState, grads: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        leaf.name: grads[leaf.name] if leaf.trainable else None
+        for leaf in held.leaves
+        if leaf.role == "param"
+    }

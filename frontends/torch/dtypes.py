@@ -1,0 +1,69 @@
+"""Element types between torch and Plait, and torch's rule for promoting them."""
+
+from typing import Any
+
+import torch
+
+from plait.core_ir.arrays import array_type
+from plait.core_ir.graph import Value
+from plait.core_ir.types import DTYPES, DType, TensorType, bf16, f16, f32
+
+_NAMES = {
+    "bool": torch.bool,
+    "i8": torch.int8,
+    "i16": torch.int16,
+    "i32": torch.int32,
+    "i64": torch.int64,
+    "u8": torch.uint8,
+    "u16": torch.uint16,
+    "u32": torch.uint32,
+    "u64": torch.uint64,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "f32": torch.float32,
+    "f64": torch.float64,
+    "c64": torch.complex64,
+    "c128": torch.complex128,
+    "f8e4m3fn": torch.float8_e4m3fn,
+    "f8e5m2": torch.float8_e5m2,
+}
+TO_TORCH = {DTYPES[name]: dtype for name, dtype in _NAMES.items()}
+FROM_TORCH = {dtype: plait for plait, dtype in TO_TORCH.items()}
+
+
+def type_of(fake: torch.Tensor) -> TensorType:
+    """The type of a (fake) tensor; UsageError for a dtype Plait does not have."""
+    return array_type(fake)
+
+
+def promote(*operands: Any) -> DType:
+    """The dtype torch computes in for these operands: tensors by category and rank, numbers as numbers."""
+    result: Any = None
+    for operand in operands:
+        other = _example(operand)
+        result = other if result is None else _merged(result, other)
+    return FROM_TORCH[result.dtype if isinstance(result, torch.Tensor) else _number_dtype(result)]
+
+
+def compute_dtype(dtype: DType) -> DType:
+    """The dtype in which torch computes inside one op: f32 for the 16-bit floats."""
+    return f32 if dtype in (f16, bf16) else dtype
+
+
+def _example(operand: Any) -> Any:
+    if not isinstance(operand, Value):
+        return operand
+    shape = (1,) if operand.type.rank else ()
+    return torch.empty(shape, dtype=TO_TORCH[operand.type.dtype], device="meta")
+
+
+def _merged(a: Any, b: Any) -> Any:
+    dtype = torch.result_type(a, b)
+    if not isinstance(a, torch.Tensor) and not isinstance(b, torch.Tensor):
+        return torch.empty((), dtype=dtype, device="meta")
+    ranked = any(isinstance(x, torch.Tensor) and x.ndim for x in (a, b))
+    return torch.empty((1,) if ranked else (), dtype=dtype, device="meta")
+
+
+def _number_dtype(number: Any) -> torch.dtype:
+    return torch.result_type(number, number)

@@ -1,0 +1,166 @@
+"""Lowering: the joint fx graph of aten ops to one Graph. TABLE maps each aten op to its rule.
+
+An op without a rule is decomposed by torch's own table where that has it, and stays `extern` otherwise.
+"""
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from plait.core_ir.arrays import to_numpy
+from plait.core_ir.build import Builder
+from plait.core_ir.errors import CaptureError
+from plait.core_ir.graph import UNKNOWN, Value
+from plait.core_ir.ops import control
+from plait.core_ir.ops import random as rnd
+from plait.core_ir.types import TensorType, u32
+from plait.frontends.torch import (
+    lower_elementwise,
+    lower_index,
+    lower_linalg,
+    lower_nn,
+    lower_norm,
+    lower_random,
+    lower_reduce,
+    lower_shape,
+)
+from plait.frontends.torch.aot import RANDOM, SOURCE, decomposed
+from plait.frontends.torch.boundary import MARK
+from plait.frontends.torch.dtypes import type_of
+from plait.frontends.torch.extern import extern
+from plait.frontends.torch.rules import Hidden, Result, Rules, Site
+
+TABLE: Rules = {
+    **lower_elementwise.RULES,
+    **lower_shape.RULES,
+    **lower_reduce.RULES,
+    **lower_index.RULES,
+    **lower_linalg.RULES,
+    **lower_nn.RULES,
+    **lower_norm.RULES,
+    **lower_random.RULES,
+    MARK: lambda s, xs, index, backward: s.b.emit(
+        control.boundary, *xs, index=index, backward=backward
+    ),
+}
+
+
+def lower_nodes(
+    b: Builder, nodes: Sequence[fx.Node], env: dict[fx.Node, Any], rng_key: Value | None
+) -> None:
+    """Lower nodes in order; `env` holds what stands for each node, and is filled."""
+    for node in nodes:
+        if node in env:
+            continue
+        source = node.meta.get(SOURCE, UNKNOWN)
+        with b.at(source if source is not UNKNOWN else b.source):
+            if node.op == "get_attr":
+                env[node] = _constant(b, node)
+            elif node.target is operator.getitem:
+                container, index = node.args
+                assert isinstance(container, fx.Node)
+                env[node] = env[container][index]
+            else:
+                args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: _value(env[n]))
+                env[node] = _lowered(b, node, args, kwargs, rng_key)
+
+
+def _value(x: Any) -> Any:
+    return x.value if isinstance(x, Hidden) else x
+
+
+def _lowered(
+    b: Builder, node: fx.Node, args: Any, kwargs: Mapping[str, Any], rng_key: Value | None
+) -> Any:
+    site = Site(b, _types(node), _readers(node), _key_maker(b, node, rng_key))
+    target: Any = node.target
+    rule = TABLE.get(target)
+    result: Any = NotImplemented if rule is None else rule(site, *args, **kwargs)
+    if result is NotImplemented:
+        result = _by_decomposition(site, node, args, kwargs, rng_key)
+    if result is NotImplemented:
+        result = extern(site, target, args, kwargs)
+    return _checked(node, site, result)
+
+
+def _by_decomposition(
+    s: Site, node: fx.Node, args: Any, kwargs: Mapping[str, Any], rng_key: Value | None
+) -> Any:
+    """torch's own decomposition of the call, lowered in place; NotImplemented where it has none."""
+    inner = decomposed(node)
+    if inner is None:
+        return NotImplemented
+    operands = iter(_values_in((args, kwargs)))
+    env: dict[fx.Node, Any] = {}
+    for placeholder in (n for n in inner.graph.nodes if n.op == "placeholder"):
+        env[placeholder] = next(operands)
+    body = [n for n in inner.graph.nodes if n.op not in ("placeholder", "output")]
+    lower_nodes(s.b, body, env, rng_key)
+    (output,) = (n for n in inner.graph.nodes if n.op == "output")
+    results = [None if n is None else env[n] for n in output.args[0]]
+    return results[0] if _is_single(node) else results
+
+
+def _values_in(tree: Any) -> list[Value]:
+    return [x for x in torch.utils._pytree.tree_leaves(tree) if isinstance(x, Value)]
+
+
+def _is_single(node: fx.Node) -> bool:
+    return isinstance(node.meta["val"], torch.Tensor)
+
+
+def _types(node: fx.Node) -> tuple[TensorType | None, ...]:
+    value = node.meta["val"]
+    results = value if isinstance(value, (tuple, list)) else [value]
+    return tuple(type_of(v) if isinstance(v, torch.Tensor) else None for v in results)
+
+
+def _readers(node: fx.Node) -> tuple[frozenset[Any], ...]:
+    value = node.meta["val"]
+    if not isinstance(value, (tuple, list)):
+        return (frozenset(user.target for user in node.users),)
+    readers: list[set[Any]] = [set() for _ in value]
+    for user in node.users:
+        if user.target is operator.getitem:
+            readers[user.args[1]].update(reader.target for reader in user.users)  # type: ignore[index]
+    return tuple(map(frozenset, readers))
+
+
+def _key_maker(b: Builder, node: fx.Node, rng_key: Value | None) -> Callable[[], Value]:
+    def new_key() -> Value:
+        if rng_key is None or RANDOM not in node.meta:
+            raise CaptureError(
+                f"{b.source}: {node.target} draws random numbers outside the program"
+            )
+        return b(rnd.fold_in, rng_key, b.literal(node.meta[RANDOM], u32))
+
+    return new_key
+
+
+def _constant(b: Builder, node: fx.Node) -> Value:
+    """A tensor the model holds neither as a parameter nor as a buffer."""
+    tensor = getattr(node.graph.owning_module, str(node.target))
+    if tensor.requires_grad:
+        raise CaptureError(
+            f"{b.source}: a tensor of shape {list(tensor.shape)} needs a gradient but is not a parameter of the model; "
+            "make it an nn.Parameter of a module of the model"
+        )
+    return b.literal(to_numpy(tensor))
+
+
+def _checked(node: fx.Node, s: Site, result: Result) -> Any:
+    """The result, once its types are what torch says of them."""
+    single = isinstance(result, Value)
+    values = [result] if single else list(result)  # type: ignore[arg-type]
+    for value, type in zip(values, s.types, strict=False):
+        if isinstance(value, Value) and type is not None and value.type != type:
+            raise CaptureError(
+                f"{s.b.source}: {node.target} was lowered to a result of type {value.type}, torch says {type}: "
+                "a fault in Plait's rule"
+            )
+    if _is_single(node):
+        return values[0]
+    return values

@@ -1,0 +1,450 @@
+"""Lowering of elementwise ops: arithmetic, comparison, logic, selection, conversion."""
+
+import math
+from typing import Any
+
+import torch
+
+from plait.core_ir.graph import Value
+from plait.core_ir.op import Op
+from plait.core_ir.ops import elementwise as ew
+from plait.core_ir.types import TensorType, bf16, bool_, f16
+from plait.frontends.torch.dtypes import FROM_TORCH, compute_dtype
+from plait.frontends.torch.rules import (
+    Number,
+    Operand,
+    Rule,
+    Rules,
+    Site,
+    common_type,
+    in_compute_dtype,
+)
+
+aten = torch.ops.aten
+
+
+def _unary(op: Op) -> Rule:
+    def rule(s: Site, x: Value) -> Value:
+        return s(op, s.b.convert(x, s.type.dtype))
+
+    return rule
+
+
+def _to_result(s: Site, *operands: Operand) -> tuple[Value, ...]:
+    return tuple(s.like(x, s.type) for x in operands)
+
+
+def _arithmetic(op: Op, **attrs: Any) -> Rule:
+    """Both operands in the result's type; with a number beside a 16-bit float, computed in f32 as torch does."""
+
+    def rule(s: Site, x: Operand, y: Operand) -> Value:
+        type = s.type
+        scalar = not (isinstance(x, Value) and isinstance(y, Value))
+        if scalar and type.dtype in (f16, bf16):
+            wide = type.with_dtype(compute_dtype(type.dtype))
+            return s.b.convert(s(op, s.like(x, wide), s.like(y, wide), **attrs), type.dtype)
+        return s(op, *_to_result(s, x, y), **attrs)
+
+    return rule
+
+
+_add, _sub, _mul, _div = (_arithmetic(op) for op in (ew.add, ew.sub, ew.mul, ew.div))
+_rem = _arithmetic(ew.rem, sign="divisor")
+_fmod = _arithmetic(ew.rem, sign="dividend")
+
+
+def _scaled(s: Site, y: Operand, alpha: Number) -> Operand:
+    if alpha == 1:
+        return y
+    return _mul(s, y, alpha) if isinstance(y, Value) else y * alpha
+
+
+def _bool_sum(s: Site, x: Operand, y: Operand) -> Value:
+    return s(ew.or_, *_to_result(s, x, y))
+
+
+def add(s: Site, x: Operand, y: Operand, alpha: Number = 1) -> Any:
+    if s.type.dtype == bool_:
+        return _bool_sum(s, x, y)
+    return _add(s, x, _scaled(s, y, alpha))
+
+
+def sub(s: Site, x: Operand, y: Operand, alpha: Number = 1) -> Any:
+    return _sub(s, x, _scaled(s, y, alpha))
+
+
+def rsub(s: Site, x: Operand, y: Operand, alpha: Number = 1) -> Any:
+    return _sub(s, y, _scaled(s, x, alpha))
+
+
+def mul(s: Site, x: Operand, y: Operand) -> Any:
+    if s.type.dtype == bool_:
+        return s(ew.and_, *_to_result(s, x, y))
+    return _mul(s, x, y)
+
+
+def div_mode(s: Site, x: Operand, y: Operand, *, rounding_mode: str | None = None) -> Any:
+    if rounding_mode is None:
+        return _div(s, x, y)
+    if s.type.dtype.is_integer:
+        return s(ew.int_div, *_to_result(s, x, y), rounding=rounding_mode)
+    if rounding_mode == "trunc":
+        return _float_trunc_div(s, x, y)
+    return _float_floor_div(s, x, y)
+
+
+@in_compute_dtype
+def _float_trunc_div(s: Site, x: Operand, y: Operand) -> Value:
+    return s(ew.trunc, s(ew.div, *_to_result(s, x, y)))
+
+
+@in_compute_dtype
+def _float_floor_div(s: Site, x: Operand, y: Operand) -> Value:
+    """Python's floor division: the quotient of what the remainder leaves, rounded to the nearest integer."""
+    a, b = _to_result(s, x, y)
+    rest = s(ew.rem, a, b, sign="dividend")
+    quotient = s(ew.div, s(ew.sub, a, rest), b)
+    below = s(
+        ew.and_,
+        s.compare("ne", rest, 0),
+        s(ew.xor, s.compare("lt", b, 0), s.compare("lt", rest, 0)),
+    )
+    quotient = s.select(below, s.sub(quotient, 1), quotient, s.type)
+    floor = s(ew.floor, quotient)
+    floor = s.select(s.compare("gt", s.sub(quotient, floor), 0.5), s.add(floor, 1), floor, s.type)
+    exact = s(ew.div, a, b)
+    floor = s.select(s.compare("eq", quotient, 0), s.mul(s(ew.sign, exact), 0), floor, s.type)
+    return s.select(s.compare("eq", b, 0), exact, floor, s.type)
+
+
+def floor_divide(s: Site, x: Operand, y: Operand) -> Any:
+    return div_mode(s, x, y, rounding_mode="floor")
+
+
+@in_compute_dtype
+def pow_number(s: Site, x: Value, exponent: Number) -> Value:
+    """Small exponents as products and roots, as torch computes them; else the op."""
+    x = s.b.convert(x, s.type.dtype)
+    if exponent == 0:
+        return s.b.full(s.type, 1)
+    if exponent == 1:
+        return x
+    if exponent == 2:
+        return s(ew.mul, x, x)
+    if exponent == 3:
+        return s(ew.mul, s(ew.mul, x, x), x)
+    if s.type.dtype.is_inexact:
+        if exponent == 0.5:
+            return s(ew.sqrt, x)
+        if exponent == -0.5:
+            return s(ew.rsqrt, x)
+        if exponent == -1:
+            return s(ew.div, s.b.full(s.type, 1), x)
+        if exponent == -2:
+            return s(ew.div, s.b.full(s.type, 1), s(ew.mul, x, x))
+    return s(ew.pow_, x, s.b.full(s.type, exponent))
+
+
+@in_compute_dtype
+def pow_tensor(s: Site, x: Operand, y: Operand) -> Value:
+    base, exponent = _to_result(s, x, y)
+    power = s(ew.pow_, base, exponent)
+    if s.type.dtype.kind != "signed":
+        return power
+    # torch: a negative exponent gives 1 / base**-exponent, truncated; only 1 and -1 leave anything
+    odd = s.compare("ne", s(ew.and_, exponent, s.b.full(s.type, 1)), 0)
+    sign = s.select(odd, -1, 1, s.type)
+    small = s.select(s.compare("eq", base, -1), sign, 0, s.type)
+    small = s.select(s.compare("eq", base, 1), 1, small, s.type)
+    return s.select(s.compare("lt", exponent, 0), small, power, s.type)
+
+
+def _comparison(direction: str) -> Rule:
+    def rule(s: Site, x: Operand, y: Operand) -> Value:
+        type = common_type(x, y)
+        return s(ew.compare, s.like(x, type), s.like(y, type), direction=direction)
+
+    return rule
+
+
+def _logical(op: Op) -> Rule:
+    def rule(s: Site, x: Value, y: Operand) -> Value:
+        return s(op, *(s.like(_truth(s, v), s.type) for v in (x, y)))
+
+    return rule
+
+
+def _truth(s: Site, x: Operand) -> Operand:
+    return s.b.convert(x, bool_) if isinstance(x, Value) else bool(x)
+
+
+def logical_not(s: Site, x: Value) -> Value:
+    return s(ew.not_, s.b.convert(x, bool_))
+
+
+def _bitwise(op: Op) -> Rule:
+    def rule(s: Site, x: Operand, y: Operand) -> Value:
+        return s(op, *_to_result(s, x, y))
+
+    return rule
+
+
+def reciprocal(s: Site, x: Value) -> Value:
+    return s(ew.div, s.b.full(s.type, 1), s.b.convert(x, s.type.dtype))
+
+
+@in_compute_dtype
+def log10(s: Site, x: Value) -> Value:
+    return s.div(s(ew.log, s.b.convert(x, s.type.dtype)), math.log(10))
+
+
+def frac(s: Site, x: Value) -> Value:
+    return s(ew.sub, x, s(ew.trunc, x))
+
+
+def whole(op: Op) -> Rule:
+    """floor, ceil, trunc, round: integers stay as they are."""
+
+    def rule(s: Site, x: Value) -> Value:
+        if not x.type.dtype.is_inexact:
+            return x
+        return s(op, x, **({"mode": "half_even"} if op is ew.round_ else {}))
+
+    return rule
+
+
+@in_compute_dtype
+def round_decimals(s: Site, x: Value, *, decimals: int) -> Value:
+    if decimals == 0:
+        return s(ew.round_, x, mode="half_even")
+    scale = 10.0 ** abs(decimals)
+    if decimals > 0:
+        return s.div(s(ew.round_, s.mul(x, scale), mode="half_even"), scale)
+    return s.mul(s(ew.round_, s.div(x, scale), mode="half_even"), scale)
+
+
+def isnan(s: Site, x: Value) -> Value:
+    return s.is_nan(x)
+
+
+def isinf(s: Site, x: Value) -> Value:
+    if not x.type.dtype.is_inexact:
+        return s.b.full(s.type, False)
+    return s.compare("eq", s(ew.abs_, x), math.inf)
+
+
+def absolute(s: Site, x: Value) -> Value:
+    return x if x.type.dtype.kind in ("unsigned", "bool") else s(ew.abs_, x)
+
+
+def sign(s: Site, x: Value) -> Value:
+    if x.type.dtype == bool_:
+        return x
+    if x.type.dtype.kind != "float":
+        return s(ew.sign, x)
+    return s.select(s.is_nan(x), 0, s(ew.sign, x), x.type)  # torch: the sign of NaN is 0
+
+
+def _extreme(op: Op, ignoring_nan: bool = False) -> Rule:
+    def rule(s: Site, x: Operand, y: Operand) -> Value:
+        a, b = _to_result(s, x, y)
+        if a.type.dtype == bool_:
+            return s(ew.or_ if op is ew.max_ else ew.and_, a, b)
+        result = s(op, a, b)
+        if not ignoring_nan or not a.type.dtype.is_inexact:
+            return result
+        result = s.select(s.is_nan(a), b, result, s.type)
+        return s.select(s.is_nan(b), a, result, s.type)
+
+    return rule
+
+
+def clamp(s: Site, x: Value, low: Operand | None = None, high: Operand | None = None) -> Value:
+    result = s.like(x, s.type)
+    if low is not None:
+        result = s(ew.max_, result, s.like(low, s.type))
+    return result if high is None else s(ew.min_, result, s.like(high, s.type))
+
+
+def clamp_max(s: Site, x: Value, high: Operand) -> Value:
+    return clamp(s, x, None, high)
+
+
+def where(s: Site, pred: Value, x: Operand, y: Operand) -> Value:
+    return s.select(pred, x, y, s.type)
+
+
+def masked_fill(s: Site, x: Value, mask: Value, value: Operand) -> Value:
+    return s.select(mask, value, x, s.type)
+
+
+def addcmul(s: Site, x: Value, a: Value, b: Value, *, value: Number = 1) -> Value:
+    return _fused(s, x, a, b, value, ew.mul)
+
+
+def addcdiv(s: Site, x: Value, a: Value, b: Value, *, value: Number = 1) -> Value:
+    return _fused(s, x, a, b, value, ew.div)
+
+
+def _fused(s: Site, x: Value, a: Value, b: Value, value: Number, op: Op) -> Value:
+    type = s.type.with_dtype(compute_dtype(s.type.dtype))
+    term = s(op, s.like(a, type), s.like(b, type))
+    if value != 1:
+        term = s.mul(term, value)
+    return s.b.convert(s(ew.add, s.like(x, type), term), s.type.dtype)
+
+
+@in_compute_dtype
+def lerp(s: Site, x: Value, end: Value, weight: Operand) -> Value:
+    """torch's two-sided form: exact at both ends."""
+    a, b, w = _to_result(s, x, end, weight)
+    span = s(ew.sub, b, a)
+    near = s(ew.add, a, s(ew.mul, w, span))
+    far = s(ew.sub, b, s(ew.mul, span, s(ew.sub, s.b.full(s.type, 1), w)))
+    return s.select(s.compare("lt", s(ew.abs_, w), 0.5), near, far, s.type)
+
+
+def convert(s: Site, x: Value, *_: Any, **__: Any) -> Value:
+    """Another dtype (device and memory format are not of the program)."""
+    return s.b.convert(x, s.type.dtype)
+
+
+def view_dtype(s: Site, x: Value, dtype: torch.dtype) -> Value:
+    return s(ew.bitcast, x, dtype=FROM_TORCH[dtype])
+
+
+def identity(s: Site, x: Value, *_: Any, **__: Any) -> Value:
+    return x
+
+
+def make_complex(s: Site, x: Value, y: Value) -> Value:
+    part = TensorType(x.type.dtype, s.type.shape)
+    return s(ew.complex_, s.like(x, part), s.like(y, part))
+
+
+_UNARY: dict[Any, Op] = {
+    aten.neg: ew.neg,
+    aten.exp: ew.exp,
+    aten.exp2: ew.exp2,
+    aten.expm1: ew.expm1,
+    aten.log: ew.log,
+    aten.log1p: ew.log1p,
+    aten.log2: ew.log2,
+    aten.sqrt: ew.sqrt,
+    aten.rsqrt: ew.rsqrt,
+    aten.sin: ew.sin,
+    aten.cos: ew.cos,
+    aten.tan: ew.tan,
+    aten.asin: ew.asin,
+    aten.acos: ew.acos,
+    aten.atan: ew.atan,
+    aten.sinh: ew.sinh,
+    aten.cosh: ew.cosh,
+    aten.tanh: ew.tanh,
+    aten.asinh: ew.asinh,
+    aten.acosh: ew.acosh,
+    aten.atanh: ew.atanh,
+    aten.sigmoid: ew.logistic,
+    aten.erf: ew.erf,
+    aten.erfc: ew.erfc,
+    aten.erfinv: ew.erf_inv,
+    aten.lgamma: ew.lgamma,
+    aten.digamma: ew.digamma,
+    aten.bitwise_not: ew.not_,
+}
+
+_COMPARISONS: dict[Any, str] = {
+    aten.eq: "eq",
+    aten.ne: "ne",
+    aten.lt: "lt",
+    aten.le: "le",
+    aten.gt: "gt",
+    aten.ge: "ge",
+}
+
+RULES: Rules = {
+    **{packet.default: _unary(op) for packet, op in _UNARY.items()},
+    **{packet.Tensor: _comparison(d) for packet, d in _COMPARISONS.items()},
+    **{packet.Scalar: _comparison(d) for packet, d in _COMPARISONS.items()},
+    aten.add.Tensor: add,
+    aten.add.Scalar: add,
+    aten.sub.Tensor: sub,
+    aten.sub.Scalar: sub,
+    aten.rsub.Tensor: rsub,
+    aten.rsub.Scalar: rsub,
+    aten.mul.Tensor: mul,
+    aten.mul.Scalar: mul,
+    aten.div.Tensor: _div,
+    aten.div.Scalar: _div,
+    aten.div.Tensor_mode: div_mode,
+    aten.div.Scalar_mode: div_mode,
+    aten.floor_divide.default: floor_divide,
+    aten.remainder.Tensor: _rem,
+    aten.remainder.Scalar: _rem,
+    aten.remainder.Scalar_Tensor: _rem,
+    aten.fmod.Tensor: _fmod,
+    aten.fmod.Scalar: _fmod,
+    aten.pow.Tensor_Scalar: pow_number,
+    aten.pow.Tensor_Tensor: pow_tensor,
+    aten.pow.Scalar: pow_tensor,
+    aten.atan2.default: _arithmetic(ew.atan2),
+    aten.nextafter.default: _arithmetic(ew.nextafter),
+    aten.maximum.default: _extreme(ew.max_),
+    aten.minimum.default: _extreme(ew.min_),
+    aten.fmax.default: _extreme(ew.max_, ignoring_nan=True),
+    aten.fmin.default: _extreme(ew.min_, ignoring_nan=True),
+    aten.clamp.default: clamp,
+    aten.clamp.Tensor: clamp,
+    aten.clamp_min.default: clamp,
+    aten.clamp_min.Tensor: clamp,
+    aten.clamp_max.default: clamp_max,
+    aten.clamp_max.Tensor: clamp_max,
+    aten.logical_and.default: _logical(ew.and_),
+    aten.logical_or.default: _logical(ew.or_),
+    aten.logical_xor.default: _logical(ew.xor),
+    aten.logical_not.default: logical_not,
+    aten.bitwise_and.Tensor: _bitwise(ew.and_),
+    aten.bitwise_and.Scalar: _bitwise(ew.and_),
+    aten.bitwise_or.Tensor: _bitwise(ew.or_),
+    aten.bitwise_or.Scalar: _bitwise(ew.or_),
+    aten.bitwise_xor.Tensor: _bitwise(ew.xor),
+    aten.bitwise_xor.Scalar: _bitwise(ew.xor),
+    aten.bitwise_left_shift.Tensor: _bitwise(ew.shift_left),
+    aten.bitwise_left_shift.Tensor_Scalar: _bitwise(ew.shift_left),
+    aten.bitwise_right_shift.Tensor: _bitwise(ew.shift_right_arithmetic),
+    aten.bitwise_right_shift.Tensor_Scalar: _bitwise(ew.shift_right_arithmetic),
+    aten.abs.default: absolute,
+    aten.sign.default: sign,
+    aten.sgn.default: sign,
+    aten.floor.default: whole(ew.floor),
+    aten.ceil.default: whole(ew.ceil),
+    aten.trunc.default: whole(ew.trunc),
+    aten.round.default: whole(ew.round_),
+    aten.round.decimals: round_decimals,
+    aten.frac.default: frac,
+    aten.reciprocal.default: reciprocal,
+    aten.log10.default: log10,
+    aten.isnan.default: isnan,
+    aten.isinf.default: isinf,
+    aten.where.self: where,
+    aten.masked_fill.Scalar: masked_fill,
+    aten.masked_fill.Tensor: masked_fill,
+    aten.addcmul.default: addcmul,
+    aten.addcdiv.default: addcdiv,
+    aten.lerp.Tensor: lerp,
+    aten.lerp.Scalar: lerp,
+    aten._to_copy.default: convert,
+    aten.view.dtype: view_dtype,
+    aten.complex.default: make_complex,
+    aten._conj.default: _unary(ew.conj),
+    aten._conj_physical.default: _unary(ew.conj),
+    aten.real.default: lambda s, x: s(ew.real, x),
+    aten.imag.default: lambda s, x: s(ew.imag, x),
+    aten.clone.default: identity,
+    aten.detach.default: identity,
+    aten.alias.default: identity,
+    aten.lift_fresh_copy.default: identity,
+    aten.lift_fresh.default: identity,
+    aten.resolve_conj.default: identity,
+    aten.resolve_neg.default: identity,
+}

@@ -1,0 +1,103 @@
+"""The parameters and buffers of a torch model: their port names, tied ones, and fake stand-ins for capture."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from plait.core_ir.errors import CaptureError, UsageError
+from plait.frontends.captured import Leaf
+from plait.frontends.torch.dtypes import type_of
+
+
+@dataclass(frozen=True)
+class ModelState:
+    """What a model holds.
+
+    leaves: parameters, then buffers, in the model's order; a tied one stands once, under its first name.
+    first_names: every name, aliases too, to the name of its leaf.
+    """
+
+    leaves: tuple[Leaf, ...]
+    first_names: dict[str, str]
+
+    def aliases(self, name: str) -> list[str]:
+        """All names of a leaf."""
+        return [alias for alias, first in self.first_names.items() if first == name]
+
+
+def model_state(model: nn.Module) -> ModelState:
+    """Read names, types and ties. CaptureError for what cannot be captured: hooks on parameters, tensor subclasses."""
+    leaves: list[Leaf] = []
+    first_names: dict[str, str] = {}
+    firsts: dict[int, str] = {}
+    for name, tensor in _named_tensors(model):
+        first = first_names[name] = firsts.setdefault(id(tensor), name)
+        if first != name:
+            continue
+        _check(name, tensor)
+        is_param = isinstance(tensor, nn.Parameter)
+        leaf = Leaf(
+            name,
+            type_of(tensor),
+            "param" if is_param else "buffer",
+            is_param and tensor.requires_grad,
+        )
+        leaves.append(leaf)
+    return ModelState(tuple(leaves), first_names)
+
+
+def read_leaves(model: nn.Module, state: ModelState) -> dict[str, Tensor]:
+    """The model's tensors by leaf name: detached, not copied."""
+    tensors = dict(_named_tensors(model))
+    return {leaf.name: tensors[leaf.name].detach() for leaf in state.leaves}
+
+
+@contextmanager
+def fake_tensors(model: nn.Module, mode: Any, device: torch.device) -> Iterator[None]:
+    """Inside, the model holds fake tensors on `device` in place of its own; each name its own, tied or not."""
+    held = [
+        (table, name, tensor)
+        for module in model.modules()
+        for table in (module._parameters, module._buffers)
+        for name, tensor in table.items()
+        if tensor is not None
+    ]
+    try:
+        for table, name, tensor in held:
+            table[name] = _fake(tensor, mode, device)
+        yield
+    finally:
+        for table, name, tensor in held:
+            table[name] = tensor
+
+
+def _fake(tensor: Tensor, mode: Any, device: torch.device) -> Tensor:
+    with mode:
+        fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+        if isinstance(tensor, nn.Parameter):
+            return nn.Parameter(fake, requires_grad=tensor.requires_grad)
+    return fake
+
+
+def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
+
+
+def _check(name: str, tensor: Tensor) -> None:
+    if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer):
+        raise CaptureError(
+            f"{name!r} is a {type(tensor).__module__}.{type(tensor).__qualname__}; only plain tensors and parameters "
+            "can be captured: materialise or unwrap it first"
+        )
+    if isinstance(tensor, nn.Parameter) and tensor._backward_hooks:
+        raise CaptureError(
+            f"parameter {name!r} has a tensor hook (register_hook), which expects each contribution to the gradient as "
+            "autograd computes it; use register_post_accumulate_grad_hook, which fires once a step"
+        )
+    if tensor.layout != torch.strided:
+        raise UsageError(f"{name!r} has layout {tensor.layout}; only dense tensors can be captured")

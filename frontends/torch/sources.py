@@ -1,0 +1,80 @@
+"""Where the user wrote what is being traced: the module that runs, and the innermost line outside torch and Plait."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, FrameType, TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+
+from plait.core_ir.graph import UNKNOWN, Source
+
+_TORCH = str(Path(torch.__file__).parent)
+_OURS = str(Path(__file__).parent)
+
+
+class ModuleStack:
+    """Follows which module of a model runs: `path` is its name, "" outside all of them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._names = {id(module): name for name, module in model.named_modules()}
+        self._stack: list[str] = []
+
+    @property
+    def path(self) -> str:
+        """Name of the innermost module that runs."""
+        return self._stack[-1] if self._stack else ""
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Modules that run inside are followed."""
+
+        def enter(module: nn.Module, args: Any) -> None:
+            self._stack.append(self._names.get(id(module), self.path))
+
+        def leave(module: nn.Module, args: Any, result: Any) -> None:
+            if self._stack:  # a hook of an outer module that raised leaves nothing behind
+                self._stack.pop()
+
+        handles = (
+            register_module_forward_pre_hook(enter),
+            register_module_forward_hook(leave, always_call=True),
+        )
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            self._stack.clear()
+
+
+def calling_source(module: str = "", stop: CodeType | None = None) -> Source:
+    """The innermost line of the user's code that runs now; UNKNOWN when a frame of `stop` is met first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not stop:
+        if _is_users(frame.f_code.co_filename):
+            return Source(module, frame.f_code.co_filename, frame.f_lineno)
+        frame = frame.f_back
+    return UNKNOWN
+
+
+def raising_source(traceback: TracebackType | None) -> Source:
+    """The innermost line of the user's code that an exception passed through."""
+    found = UNKNOWN
+    while traceback is not None:
+        name = traceback.tb_frame.f_code.co_filename
+        if _is_users(name):
+            found = Source("", name, traceback.tb_lineno)
+        traceback = traceback.tb_next
+    return found
+
+
+def _is_users(filename: str) -> bool:
+    return not filename.startswith((_TORCH, _OURS, "<"))
