@@ -4,8 +4,10 @@ Arithmetic on 8- and 16-bit floats is done in f32 and rounded once.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import scipy.special
 
@@ -79,7 +81,7 @@ def _elementwise(
         with np.errstate(all="ignore"):
             wide = [x.astype(np.float32) for x in operands] if narrow else operands
             out = np.asarray(function(*wide, **attrs))
-        return (out.astype(result(dtype).numpy, copy=False),)
+            return (out.astype(result(dtype).numpy, copy=False),)
 
     taken = constraints[: min(num_operands, 2)]
     return Op(name, infer, evaluate, num_operands, attrs, taken, commutative=commutative, doc=doc)
@@ -184,6 +186,12 @@ def _count_leading_zeros(x: Array) -> Array:
     return count.astype(x.dtype)
 
 
+def _complex(x: Array, y: Array) -> Array:
+    whole = np.empty(x.shape, _WHOLE[dtype_of(x.dtype)].numpy)
+    whole.real, whole.imag = x, y
+    return whole
+
+
 neg = _unary("neg", NUMBER, np.negative, "-x; integers wrap.")
 sign = _unary("sign", NUMBER, _sign, "-1, 0 or 1 (complex: x / |x|); NaN stays.")
 exp = _unary("exp", INEXACT, np.exp)
@@ -253,8 +261,8 @@ rem = _binary(
 pow_ = _binary("pow", NUMBER, _integer_power, "x ** y; integer exponents below zero give 1.")
 atan2 = _binary("atan2", FLOAT, np.arctan2)
 nextafter = _binary("nextafter", FLOAT32_64, np.nextafter)
-max_ = _binary("max", NUMBER, np.maximum, "The larger; NaN if either is NaN.", commutative=True)
-min_ = _binary("min", NUMBER, np.minimum, "The smaller; NaN if either is NaN.", commutative=True)
+max_ = _binary("max", NUMBER, np.maximum, "The larger; NaN if either is NaN.")
+min_ = _binary("min", NUMBER, np.minimum, "The smaller; NaN if either is NaN.")
 and_ = _binary("and", BITS, np.bitwise_and, commutative=True)
 or_ = _binary("or", BITS, np.bitwise_or, commutative=True)
 xor = _binary("xor", BITS, np.bitwise_xor, commutative=True)
@@ -268,7 +276,7 @@ shift_right_arithmetic = _binary(
 complex_ = _binary(
     "complex",
     FLOAT32_64,
-    lambda x, y: x + y * np.asarray(1j, _WHOLE[dtype_of(x.dtype)].numpy),
+    _complex,
     "The complex number x + iy.",
     result=lambda d: _WHOLE[d],
 )
@@ -282,13 +290,27 @@ _COMPARE: dict[str, Callable[[Array, Array], Any]] = {
     "gt": np.greater,
     "ge": np.greater_equal,
 }
-compare = _binary(
+_compare = _binary(
     "compare",
     ANY,
     lambda x, y, direction: _COMPARE[direction](x, y),
-    "bool; IEEE: with NaN only `ne` holds; complex numbers know eq and ne.",
+    "bool; IEEE: with NaN only `ne` holds.",
     result=lambda d: bool_,
     attrs=(choice_attr("direction", *_COMPARE),),
+)
+
+
+def _compare_infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    result = _compare.infer(types, attrs)
+    ordered = types[0].dtype.kind != "complex"
+    compare.require(3, ordered or attrs["direction"] in ("eq", "ne"), attrs["direction"])
+    return result
+
+
+compare = replace(
+    _compare,
+    infer=_compare_infer,
+    constraints=(*_compare.constraints, "complex numbers have directions eq and ne only"),
 )
 
 
@@ -345,8 +367,8 @@ convert = Op(
     _convert_evaluate,
     1,
     (dtype_attr(),),
-    doc="To another dtype. Float to integer truncates to zero, saturates, NaN gives 0; to bool is != 0; complex "
-    "to real drops the imaginary part; integers wrap.",
+    doc="To another dtype. Float to integer truncates to zero, saturates, NaN gives 0; to bool is "
+    "!= 0; complex to real drops the imaginary part; integers wrap.",
 )
 
 
@@ -371,29 +393,46 @@ bitcast = Op(
 
 
 def _reduce_precision(x: Array, exponent_bits: int, mantissa_bits: int) -> Array:
-    """Round the mantissa to nearest even, then the exponent: too large gives infinity, too small zero."""
-    bits, mantissa, exponent = {4: (np.uint32, 23, 8), 8: (np.uint64, 52, 11)}[x.dtype.itemsize]
-    raw = x.view(bits)
+    """Round the mantissa to nearest even, then the exponent: inf beyond its range, 0 below it."""
+    size = 8 * x.dtype.itemsize
+    mantissa = ml_dtypes.finfo(x.dtype).nmant  # type: ignore[no-untyped-call]
+    out = x
     if mantissa_bits < mantissa:
-        drop = mantissa - mantissa_bits
-        half = bits((1 << (drop - 1)) - 1)
+        bits = np.dtype(f"u{x.dtype.itemsize}").type
+        raw, drop = x.view(bits), mantissa - mantissa_bits
         odd = (raw >> bits(drop)) & bits(1)
-        raw = (raw + half + odd) & bits(~((1 << drop) - 1) & (2 ** (8 * x.dtype.itemsize) - 1))
-    out = raw.view(x.dtype)
-    if exponent_bits < exponent:
+        raw = (raw + bits((1 << (drop - 1)) - 1) + odd) & bits((1 << size) - (1 << drop))
+        out = raw.view(x.dtype)
+    if exponent_bits < size - 1 - mantissa:
         bias = (1 << (exponent_bits - 1)) - 1
-        _, power = np.frexp(np.where(np.isfinite(out), out, 1))
-        out = np.where(power - 1 > bias, np.copysign(np.inf, x), out)
-        out = np.where(power - 1 < 1 - bias, np.copysign(0.0, x), out)
-    return np.where(np.isfinite(x), out, x).astype(x.dtype)
+        wide = out.astype(np.float64)
+        _, power = np.frexp(np.where(np.isfinite(wide), wide, 1))
+        wide = np.where(power - 1 > bias, np.copysign(np.inf, wide), wide)
+        out = np.where(power - 1 < 1 - bias, np.copysign(0.0, wide), wide).astype(x.dtype)
+    return np.where(np.isfinite(x), out, x)
 
 
-reduce_precision = _unary(
+def _reduce_precision_infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    reduce_precision.require(1, types[0].dtype.kind == "float", types[0])
+    enough = attrs["exponent_bits"] >= 1 and attrs["mantissa_bits"] >= 0
+    reduce_precision.require(2, enough, dict(attrs))
+    return (types[0],)
+
+
+def _reduce_precision_evaluate(operands: Sequence[Array], attrs: Attrs, _: Run) -> Sequence[Array]:
+    with np.errstate(all="ignore"):
+        return (_reduce_precision(operands[0], attrs["exponent_bits"], attrs["mantissa_bits"]),)
+
+
+reduce_precision = Op(
     "reduce_precision",
-    FLOAT,
-    _reduce_precision,
-    "Rounded to a float of fewer bits, in its own dtype; what is below the least normal number becomes zero.",
-    attrs=(int_attr("exponent_bits"), int_attr("mantissa_bits")),
+    _reduce_precision_infer,
+    _reduce_precision_evaluate,
+    1,
+    (int_attr("exponent_bits"), int_attr("mantissa_bits")),
+    ("operands are floating point", "exponent_bits is at least 1, mantissa_bits at least 0"),
+    doc="Rounded to a float of fewer bits, in its own dtype; with fewer exponent bits, what is "
+    "below their least normal number becomes zero.",
 )
 
 FAMILY: tuple[Op, ...] = (

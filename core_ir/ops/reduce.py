@@ -363,8 +363,9 @@ select_and_scatter_add = Op(
         "source has one element for each position of the window",
     ),
     _window_flops,
-    doc="The gradient of a max window: select_and_scatter_add(source, operand) adds each source element to the "
-    "first largest element (the first NaN, if any) of its window, in row-major order.",
+    doc="The gradient of a max window: select_and_scatter_add(source, operand) adds each source "
+    "element to the first largest element (the first NaN, if any) of its window, in row-major "
+    "order.",
 )
 
 
@@ -401,8 +402,8 @@ sort = Op(
         "1 <= num_keys <= number of operands",
         "keys are real or bool",
     ),
-    doc="All operands permuted alike along `dim`, ascending by the first num_keys operands, the first counting "
-    "most; stable; NaN last; -0 equals +0.",
+    doc="All operands permuted alike along `dim`, ascending by the first num_keys operands, the "
+    "first counting most; stable; NaN last; -0 equals +0.",
 )
 
 
@@ -432,8 +433,8 @@ top_k = Op(
     (int_attr("k"),),
     ("the operand has rank >= 1 and holds real numbers", "0 <= k <= size of the last dimension"),
     _operand_flops,
-    doc="The k largest along the last dimension, descending, and their indices (i32); among equals the lower "
-    "index first; NaN counts as largest.",
+    doc="The k largest along the last dimension, descending, and their indices (i32); among equals "
+    "the lower index first; NaN counts as largest.",
 )
 
 FAMILY: tuple[Op, ...] = (

@@ -335,7 +335,8 @@ dynamic_update_slice = _movement(
     ),
     _dynamic_update_slice_infer,
     _dynamic_update_slice_evaluate,
-    "dynamic_update_slice(x, update, *starts): x with a window replaced; starts are clamped so that it fits.",
+    "dynamic_update_slice(x, update, *starts): x with a window replaced; starts are clamped so "
+    "that it fits.",
 )
 
 FAMILY: tuple[Op, ...] = (
