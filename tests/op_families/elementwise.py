@@ -163,7 +163,12 @@ def _converting() -> list[OpCase]:
         ("i32", "u32", "f32"),
         ("i64", "u64", "f64"),
     ):
-        calls += [call(edges(s), dtype=named(t)) for s in group for t in group]
+        # An 8-bit NaN has many bit patterns, and which of them a backend holds is nowhere defined.
+        calls += [
+            call(edges(s)[: -1 if s in SMALL_FLOATS else None], dtype=named(t))
+            for s in group
+            for t in group
+        ]
     cases.append(case("bitcast", "all", *calls))
     x = np.array([0.0, -0.0, 1, 1.0009765625, 1.001, -1.3, 65504, 65520, 1e5, 1e30, -1e38, 0.1])
     x = np.concatenate([x, [448, 500, 3.1415927, np.inf, -np.inf, np.nan]])

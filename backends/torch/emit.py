@@ -1,0 +1,144 @@
+"""Emit: a graph as a torch.fx graph of aten ops, in the IR's strict semantics.
+
+The emitters are functions of tensors; tracing them over fake tensors on the device gives the graph. Values are held in
+carriers (carriers.py); ports keep the dtypes of their types. The table below is the whole of what the backend runs.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from plait.backends.torch import (
+    emit_attention,
+    emit_control,
+    emit_convert,
+    emit_convolution,
+    emit_elementwise,
+    emit_index,
+    emit_integer,
+    emit_linalg,
+    emit_random,
+    emit_reduce,
+    emit_shape,
+    emit_window,
+)
+from plait.backends.torch.arrays import to_torch, torch_dtype
+from plait.backends.torch.carriers import carrier, enter, leave
+from plait.backends.torch.constants import constants_of
+from plait.backends.torch.emitter import Call, Emitter, Scope
+from plait.backends.torch.storage import separate
+from plait.core_ir.errors import UnsupportedError
+from plait.core_ir.graph import Eqn, Graph, Value
+from plait.core_ir.op import Literal, Op
+from plait.core_ir.ops.shape import constant
+
+FAMILIES = (
+    *(emit_elementwise, emit_integer, emit_convert, emit_shape, emit_reduce, emit_window),
+    *(emit_index, emit_linalg, emit_convolution, emit_attention, emit_random, emit_control),
+)
+
+EMITTERS: dict[Op, Emitter] = {op: e for family in FAMILIES for op, e in family.EMITTERS.items()}
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A graph of aten ops: inputs are those of the IR's graph, then `constants`; outputs a tuple.
+
+    fake: the fake tensors it was traced with, of one mode, for a compiler that wants examples.
+    """
+
+    module: GraphModule
+    constants: tuple[Literal, ...]
+    fake: tuple[Tensor, ...]
+    mode: FakeTensorMode
+
+
+def emit(graph: Graph, device: torch.device | str) -> GraphModule:
+    """The module that computes a graph: called with its inputs in order, it returns a tuple of its outputs.
+
+    Every output is row-major contiguous, and shares storage with no input and no other output. Raises UnsupportedError,
+    naming the op and the user's line, for what torch cannot do.
+    """
+    traced = trace(graph, device)
+    module = traced.module
+    places = [n for n in module.graph.nodes if n.op == "placeholder"][len(graph.inputs) :]
+    for place, literal in zip(places, traced.constants, strict=True):
+        name = f"constant_{literal.digest}"
+        module.register_buffer(name, to_torch(literal.array, literal.type, torch.device(device)))
+        with module.graph.inserting_before(place):
+            place.replace_all_uses_with(module.graph.get_attr(name))
+        module.graph.erase_node(place)
+    module.recompile()
+    return module
+
+
+def trace(
+    graph: Graph,
+    device: torch.device | str,
+    decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+) -> Traced:
+    """As `emit`, with the constants that need tensors as further inputs; nothing is put on the device."""
+    device = torch.device(device)
+    constants = tuple(constants_of(graph))
+    digests = [c.digest for c in constants]
+    types = [*graph.input_types, *(c.type for c in constants)]
+    num = len(graph.inputs)
+
+    def compute(*ports: Tensor) -> tuple[Tensor, ...]:
+        held = [enter(x, t.dtype) for x, t in zip(ports, types, strict=True)]
+        scope = Scope(device, dict(zip(digests, held[num:], strict=True)), _run)
+        outputs = _run(graph, held[:num], scope)
+        left = [leave(x, t.dtype) for x, t in zip(outputs, graph.output_types, strict=True)]
+        return tuple(separate(left, ports))
+
+    # Without a ShapeEnv Inductor does not use its cache.
+    mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)
+    with torch.no_grad(), mode:
+        fake = tuple(torch.empty(t.shape, dtype=torch_dtype(t.dtype), device=device) for t in types)
+        module = make_fx(compute, decomposition_table=dict(decompositions or {}))(*fake)
+    module.graph.eliminate_dead_code()
+    module.recompile()
+    return Traced(module, constants, fake, mode)
+
+
+def _run(graph: Graph, operands: Sequence[Tensor], scope: Scope) -> list[Tensor]:
+    known: dict[Value, Tensor] = dict(zip(graph.inputs, operands, strict=True))
+    literals: dict[Value, Literal] = {}
+    for eqn in graph.eqns:
+        if eqn.op is constant and eqn.result.type.rank == 0:
+            literals[eqn.result] = eqn.attrs["value"]
+        results = _results(eqn, [known[v] for v in eqn.operands], scope, literals)
+        known.update(zip(eqn.results, results, strict=True))
+    return [known[v] for v in graph.outputs]
+
+
+def _results(
+    eqn: Eqn, operands: Sequence[Tensor], scope: Scope, literals: Mapping[Value, Literal]
+) -> Sequence[Tensor]:
+    emitter = EMITTERS.get(eqn.op)
+    if emitter is None:
+        raise UnsupportedError(f"{eqn.source}: the torch backend has no emitter for {eqn.op}")
+    try:
+        out = emitter(Call(eqn, scope, literals), *operands)
+    except UnsupportedError as error:
+        raise UnsupportedError(f"{eqn.source}: {error}") from error
+    except Exception as error:
+        types = ", ".join(repr(v.type) for v in eqn.operands)
+        raise UnsupportedError(
+            f"{eqn.source}: torch cannot compute {eqn.op}({types}) on {scope.device}: {error}"
+        ) from error
+    results = (out,) if isinstance(out, Tensor) else tuple(out)
+    for x, value in zip(results, eqn.results, strict=True):
+        if (tuple(x.shape), x.dtype) != (value.type.shape, carrier(value.type.dtype)):
+            raise UnsupportedError(
+                f"{eqn.source}: {eqn.op} was emitted as {x.dtype} {list(x.shape)}, which does not hold "
+                f"its result {value.type}; this is a fault of the torch backend"
+            )
+    return results
