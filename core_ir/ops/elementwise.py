@@ -219,7 +219,12 @@ logistic = _unary("logistic", INEXACT, _logistic, "1 / (1 + exp(-x)).")
 erf = _unary("erf", FLOAT, scipy.special.erf)
 erfc = _unary("erfc", FLOAT, scipy.special.erfc)
 erf_inv = _unary("erf_inv", FLOAT, scipy.special.erfinv)
-lgamma = _unary("lgamma", FLOAT, scipy.special.gammaln)
+lgamma = _unary(
+    "lgamma",
+    FLOAT,
+    lambda x: np.where(np.isneginf(x), -x, scipy.special.gammaln(x)),
+    "log |gamma(x)|; inf at the poles and at both infinities.",
+)
 digamma = _unary("digamma", FLOAT, scipy.special.digamma)
 floor = _unary("floor", FLOAT, np.floor)
 ceil = _unary("ceil", FLOAT, np.ceil)
