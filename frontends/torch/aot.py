@@ -91,8 +91,8 @@ def in_backward() -> bool:
 def fake_mode() -> FakeTensorMode:
     """A mode in which tensors have a type and no content.
 
-    Without symbolic sizes: an op whose result shape depends on data raises. Real tensors that the model reaches by other
-    ways than its parameters and buffers become constants.
+    Without symbolic sizes: an op whose result shape depends on data raises. Real tensors that the model reaches by
+    other ways than its parameters and buffers become constants.
     """
     return FakeTensorMode(allow_non_fake_inputs=True)
 

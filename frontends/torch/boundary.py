@@ -82,7 +82,7 @@ class Marks:
                 f"{where}: a stage boundary got no tensor, so nothing tells what lies behind it; pass "
                 "the activations of the model through it"
             )
-        marked = iter(_Marker.apply(self.num_cuts, *tensors))
+        marked = iter(_Marker.apply(self.num_cuts, *tensors))  # type: ignore[no-untyped-call]
         self.num_cuts += 1
         passed = [next(marked) if isinstance(x, Tensor) else x for x in leaves]
         result: Tree = pytree.tree_unflatten(passed, spec)
@@ -142,13 +142,14 @@ def _checked(paths: Sequence[str]) -> Sequence[str]:
 
 
 def _module(model: nn.Module, path: str) -> nn.Module:
-    modules = dict(model.named_modules(remove_duplicate=False))
+    modules: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
     del modules[""]
     if path in modules:
         return modules[path]
     near = difflib.get_close_matches(path, modules, n=5, cutoff=0.4) or list(modules)[:5]
     raise UsageError(
-        f"split: the model ({type(model).__qualname__}) has no module {path!r}; near matches: {', '.join(near) or 'none'}"
+        f"split: the model ({type(model).__qualname__}) has no module {path!r}; near matches: "
+        f"{', '.join(near) or 'none'}"
     )
 
 

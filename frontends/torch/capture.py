@@ -1,10 +1,10 @@
 """Capture of a torch model with its loss: forward and backward as one Graph with markers.
 
-Parameters, buffers and the batch are fake while the model runs, so nothing is computed and no memory is used. The IR knows
-no devices: for `cuda` on a machine without one, the model runs on fake CPU tensors and gives the same program.
+Parameters, buffers and the batch are fake while the model runs, so nothing is computed and no memory is used. The IR
+knows no devices: for `cuda` on a machine without one, the model runs on fake CPU tensors and gives the same program.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -20,13 +20,13 @@ from plait.core_ir.types import KEY, TensorType
 from plait.frontends.batch import BatchSpec, batch_spec
 from plait.frontends.captured import Captured
 from plait.frontends.torch import aot
-from plait.frontends.torch.boundary import Marks, marking
+from plait.frontends.torch.boundary import marking
 from plait.frontends.torch.dtypes import TO_TORCH, type_of
 from plait.frontends.torch.lower import lower_nodes
 from plait.frontends.torch.model_state import ModelState, fake_tensors, model_state, read_leaves
+from plait.frontends.torch.program import LossFn, Program
 from plait.frontends.torch.sources import ModuleStack
-
-LossFn = Callable[[Any, Any], Any]
+from plait.frontends.torch.trees import kind_of, named_leaves
 
 
 def capture(
@@ -57,106 +57,24 @@ def capture(
             "freezes a parameter"
         )
     held = model_state(model)
-    flat = _flatten(batch)
+    flat = named_leaves(batch)
     spec = batch_spec(flat, num_microbatches, narrow=False)
     treespec = pytree.tree_structure(batch)
     program, joint = trace(loss_fn, model, spec, treespec, split or (), has_aux, device)
-    graph = lower_joint(joint, held, spec, program.aux_names)
+    graph = lower_joint(joint, held, spec, program.aux.tensor_names)
     return Captured(
         graph=graph,
         framework="torch",
         num_cuts=program.marks.num_cuts,
         leaves=held.leaves,
         batch=spec,
-        flatten_batch=_flatten,
+        flatten_batch=named_leaves,
         read_leaves=lambda: dict(read_leaves(model, held)),
         flatten_params=lambda params: _flatten_params(held, params),
         pack_grads=lambda grads: _pack_grads(held, grads),
-        pack_aux=program.pack_aux,
+        pack_aux=program.aux.pack,
         pack_state=lambda _: None,
     )
-
-
-class Program(nn.Module):
-    """The model under its loss, as a module over the flat tensors of a microbatch; `model` is its one child."""
-
-    def __init__(
-        self,
-        loss_fn: LossFn,
-        model: nn.Module,
-        spec: BatchSpec,
-        treespec: pytree.TreeSpec,
-        has_aux: bool,
-        restart: Callable[[], None] = lambda: None,
-    ) -> None:
-        super().__init__()
-        self.model = model
-        self.marks = Marks()
-        self.aux_names: tuple[str, ...] = ()
-        self._loss_fn, self._spec, self._treespec = loss_fn, spec, treespec
-        self._has_aux, self._restart = has_aux, restart
-        self._aux: tuple[list[Any], pytree.TreeSpec] | None = None
-
-    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Loss, then the tensors of aux without gradient."""
-        self.marks.restart()
-        self._restart()
-        given = iter(tensors)
-        leaves = [leaf.value if leaf.type is None else next(given) for leaf in self._spec.leaves]
-        result = self._loss_fn(self.model, pytree.tree_unflatten(leaves, self._treespec))
-        loss, aux = self._parted(result)
-        _check_loss(loss)
-        # a copy: what is returned is then never a view of something inside
-        return (loss.clone(), *(x.detach().clone() for x in aux))
-
-    def _parted(self, result: Any) -> tuple[Any, list[Tensor]]:
-        if not self._has_aux:
-            return result, []
-        if not isinstance(result, tuple) or len(result) != 2:
-            raise CaptureError(
-                f"has_aux=True: the loss function must return (loss, aux), it returned {_what(result)}"
-            )
-        loss, aux = result
-        named, treespec = pytree.tree_flatten_with_path(aux)
-        tensors = [(_name(path), x) for path, x in named if isinstance(x, Tensor)]
-        self.aux_names = tuple(name for name, _ in tensors)
-        self._aux = ([None if isinstance(x, Tensor) else x for _, x in named], treespec)
-        self._is_tensor = [isinstance(x, Tensor) for _, x in named]
-        return loss, [x for _, x in tensors]
-
-    def pack_aux(self, arrays: Mapping[str, Any]) -> Any:
-        """Arrays by name into the structure of the user's aux; what was no tensor is as it was."""
-        if self._aux is None:
-            return None
-        leaves, treespec = self._aux
-        names = iter(self.aux_names)
-        filled = [
-            arrays[next(names)] if is_tensor else leaf
-            for leaf, is_tensor in zip(leaves, self._is_tensor, strict=True)
-        ]
-        return pytree.tree_unflatten(filled, treespec)
-
-
-def _check_loss(loss: Any) -> None:
-    if not isinstance(loss, Tensor):
-        raise CaptureError(
-            f"the loss must be a scalar tensor, the loss function returned {_what(loss)}"
-        )
-    if loss.ndim != 0:
-        raise CaptureError(
-            f"the loss must be a scalar, the loss function returned a tensor of shape {list(loss.shape)}; reduce it, "
-            "for instance by .mean()"
-        )
-    if not loss.dtype.is_floating_point:
-        raise CaptureError(f"the loss must be a floating-point number, it is {loss.dtype}")
-    if not loss.requires_grad:
-        raise CaptureError(
-            "the loss needs no gradient: every parameter it depends on is frozen, or it was detached"
-        )
-
-
-def _what(x: Any) -> str:
-    return f"a {type(x).__module__}.{type(x).__qualname__}"
 
 
 def trace(
@@ -207,7 +125,9 @@ def lower_joint(
     """The joint graph as a Graph with the ports of `frontends.captured`."""
     b = Builder("joint")
     inputs = {leaf.name: b.input(leaf.type, leaf.role, leaf.name) for leaf in held.leaves}
-    arguments = [b.input(l.type, "batch", l.name) for l in spec.leaves if l.type is not None]
+    arguments = [
+        b.input(leaf.type, "batch", leaf.name) for leaf in spec.leaves if leaf.type is not None
+    ]
     rng_key = b.input(KEY, "rng_key")
     env: dict[fx.Node, Any] = {}
     for slot, node in zip(joint.inputs, joint.placeholders(), strict=True):
@@ -268,21 +188,10 @@ def _buffer(held: ModelState, name: str) -> str:
     return name
 
 
-def _flatten(batch: Any) -> list[tuple[str, Any]]:
-    leaves, _ = pytree.tree_flatten_with_path(batch)
-    return [(_name(path), leaf) for path, leaf in leaves]
-
-
-def _name(path: Sequence[Any]) -> str:
-    """`batch["a"][0].b` is named `a.0.b`."""
-    parts = (getattr(k, "key", getattr(k, "idx", getattr(k, "name", k))) for k in path)
-    return ".".join(map(str, parts))
-
-
 def _flatten_params(held: ModelState, params: Any) -> dict[str, Any]:
     names = [leaf.name for leaf in held.leaves if leaf.role == "param"]
     if not isinstance(params, Mapping):
-        raise UsageError(f"params: expected a dict by parameter name, got {_what(params)}")
+        raise UsageError(f"params: expected a dict by parameter name, got {kind_of(params)}")
     missing, extra = [n for n in names if n not in params], [n for n in params if n not in names]
     if missing or extra:
         raise UsageError(

@@ -50,6 +50,14 @@ def compute_dtype(dtype: DType) -> DType:
     return f32 if dtype in (f16, bf16) else dtype
 
 
+def integer_bounds(dtype: DType) -> tuple[int, int]:
+    """The lowest and the highest number of an integer type."""
+    bits = dtype.itemsize * 8
+    return (
+        (-(1 << bits - 1), (1 << bits - 1) - 1) if dtype.kind == "signed" else (0, (1 << bits) - 1)
+    )
+
+
 def _example(operand: Any) -> Any:
     if not isinstance(operand, Value):
         return operand

@@ -1,8 +1,8 @@
 """Ops without a lowering, as `extern`: the call itself, to be run by torch's own backend.
 
-The spec is JSON, `{"args": [...], "kwargs": {...}}`, with these leaves: `{"operand": i}` for a tensor, numbers, strings,
-booleans, null and lists as they are, `{"complex": [re, im]}`, `{"dtype": "float32"}`, `{"device": true}` (where it runs),
-`{"layout": "strided"}` and `{"memory_format": "contiguous_format"}`.
+The spec is JSON, `{"args": [...], "kwargs": {...}}`, with these leaves: `{"operand": i}` for a tensor, numbers,
+strings, booleans, null and lists as they are, `{"complex": [re, im]}`, `{"dtype": "float32"}`, `{"device": true}`
+(where it runs), `{"layout": "strided"}` and `{"memory_format": "contiguous_format"}`.
 """
 
 import json

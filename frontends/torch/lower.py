@@ -18,11 +18,14 @@ from plait.core_ir.ops import control
 from plait.core_ir.ops import random as rnd
 from plait.core_ir.types import TensorType, u32
 from plait.frontends.torch import (
+    lower_attention,
+    lower_convolution,
     lower_elementwise,
     lower_index,
     lower_linalg,
     lower_nn,
     lower_norm,
+    lower_pool,
     lower_random,
     lower_reduce,
     lower_shape,
@@ -39,8 +42,11 @@ TABLE: Rules = {
     **lower_reduce.RULES,
     **lower_index.RULES,
     **lower_linalg.RULES,
+    **lower_convolution.RULES,
+    **lower_attention.RULES,
     **lower_nn.RULES,
     **lower_norm.RULES,
+    **lower_pool.RULES,
     **lower_random.RULES,
     MARK: lambda s, xs, index, backward: s.b.emit(
         control.boundary, *xs, index=index, backward=backward

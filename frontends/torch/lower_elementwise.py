@@ -13,7 +13,7 @@ from plait.frontends.torch.dtypes import FROM_TORCH, compute_dtype
 from plait.frontends.torch.rules import (
     Number,
     Operand,
-    Rule,
+    PlainRule,
     Rules,
     Site,
     common_type,
@@ -23,7 +23,7 @@ from plait.frontends.torch.rules import (
 aten = torch.ops.aten
 
 
-def _unary(op: Op) -> Rule:
+def _unary(op: Op) -> PlainRule:
     def rule(s: Site, x: Value) -> Value:
         return s(op, s.b.convert(x, s.type.dtype))
 
@@ -34,7 +34,7 @@ def _to_result(s: Site, *operands: Operand) -> tuple[Value, ...]:
     return tuple(s.like(x, s.type) for x in operands)
 
 
-def _arithmetic(op: Op, **attrs: Any) -> Rule:
+def _arithmetic(op: Op, **attrs: Any) -> PlainRule:
     """Both operands in the result's type; with a number beside a 16-bit float, computed in f32 as torch does."""
 
     def rule(s: Site, x: Operand, y: Operand) -> Value:
@@ -159,7 +159,7 @@ def pow_tensor(s: Site, x: Operand, y: Operand) -> Value:
     return s.select(s.compare("lt", exponent, 0), small, power, s.type)
 
 
-def _comparison(direction: str) -> Rule:
+def _comparison(direction: str) -> PlainRule:
     def rule(s: Site, x: Operand, y: Operand) -> Value:
         type = common_type(x, y)
         return s(ew.compare, s.like(x, type), s.like(y, type), direction=direction)
@@ -167,7 +167,7 @@ def _comparison(direction: str) -> Rule:
     return rule
 
 
-def _logical(op: Op) -> Rule:
+def _logical(op: Op) -> PlainRule:
     def rule(s: Site, x: Value, y: Operand) -> Value:
         return s(op, *(s.like(_truth(s, v), s.type) for v in (x, y)))
 
@@ -182,7 +182,7 @@ def logical_not(s: Site, x: Value) -> Value:
     return s(ew.not_, s.b.convert(x, bool_))
 
 
-def _bitwise(op: Op) -> Rule:
+def _bitwise(op: Op) -> PlainRule:
     def rule(s: Site, x: Operand, y: Operand) -> Value:
         return s(op, *_to_result(s, x, y))
 
@@ -202,7 +202,7 @@ def frac(s: Site, x: Value) -> Value:
     return s(ew.sub, x, s(ew.trunc, x))
 
 
-def whole(op: Op) -> Rule:
+def whole(op: Op) -> PlainRule:
     """floor, ceil, trunc, round: integers stay as they are."""
 
     def rule(s: Site, x: Value) -> Value:
@@ -245,7 +245,7 @@ def sign(s: Site, x: Value) -> Value:
     return s.select(s.is_nan(x), 0, s(ew.sign, x), x.type)  # torch: the sign of NaN is 0
 
 
-def _extreme(op: Op, ignoring_nan: bool = False) -> Rule:
+def _extreme(op: Op, ignoring_nan: bool = False) -> PlainRule:
     def rule(s: Site, x: Operand, y: Operand) -> Value:
         a, b = _to_result(s, x, y)
         if a.type.dtype == bool_:

@@ -1,7 +1,7 @@
 """Lowering of ops that read or write at computed places: embeddings, indexing, gather and scatter.
 
-An index out of range raises in torch. Here a read of it gives NaN (the lowest number of an integer type), and a write to
-it is dropped, so that no wrong number looks like a right one.
+An index out of range raises in torch. Here a read of it gives NaN (the lowest number of a signed type, the highest of
+an unsigned one), and a write to it is dropped, so that no wrong number looks like a right one.
 """
 
 import math
@@ -18,7 +18,7 @@ from plait.core_ir.ops import index as ix
 from plait.core_ir.ops import reduce as rd
 from plait.core_ir.ops import shape as sh
 from plait.core_ir.types import DType, TensorType, bool_, i64
-from plait.frontends.torch.dtypes import compute_dtype
+from plait.frontends.torch.dtypes import compute_dtype, integer_bounds
 from plait.frontends.torch.lower_shape import join
 from plait.frontends.torch.rules import Number, Operand, Rules, Site, broadcast_shapes, dim_of
 
@@ -31,8 +31,8 @@ def _missing(dtype: DType) -> Literal:
         return Literal(np.asarray(math.nan).astype(dtype.numpy))
     if dtype == bool_:
         return Literal(np.asarray(False))
-    low = np.iinfo(dtype.numpy)
-    return Literal(np.asarray(low.min if dtype.kind == "signed" else low.max, dtype.numpy))
+    low, high = integer_bounds(dtype)
+    return Literal(np.asarray(low if dtype.kind == "signed" else high, dtype.numpy))
 
 
 def read(s: Site, x: Value, index: Value, dims: Sequence[int], at: int) -> Value:
@@ -251,8 +251,8 @@ def _identity(reduce: str, dtype: DType) -> Number:
         return 1
     if dtype.is_inexact:
         return -math.inf if reduce == "amax" else math.inf
-    bounds = np.iinfo(dtype.numpy)
-    return int(bounds.min if reduce == "amax" else bounds.max)
+    low, high = integer_bounds(dtype)
+    return low if reduce == "amax" else high
 
 
 def index_add(

@@ -215,7 +215,8 @@ def _batch_norm(
     (x,) = _lift(s, x)
     wide, dims = x.type.dtype, _others(x, (1,))
     if not training:
-        assert running_mean is not None and running_var is not None
+        assert running_mean is not None
+        assert running_var is not None
         mean = s.b.convert(running_mean, wide)
         rstd = s(ew.rsqrt, s.add(s.b.convert(running_var, wide), eps))
         out = _affine(s, _normalised(s, x, mean, rstd, dims), weight, bias, (1,))
@@ -325,7 +326,8 @@ def batch_norm_backward(
     grad, x = _lift(s, grad, x)
     wide, dims = x.type.dtype, _others(x, (1,))
     mean, rstd = (save_mean, save_rstd) if train else (running_mean, running_var)
-    assert mean is not None and rstd is not None
+    assert mean is not None
+    assert rstd is not None
     mean, rstd = s.b.convert(mean, wide), s.b.convert(rstd, wide)
     if not train:
         rstd = s(ew.rsqrt, s.add(rstd, eps))

@@ -15,6 +15,7 @@ from plait.core_ir.types import TensorType, bool_, i64
 from plait.frontends.torch.dtypes import compute_dtype
 from plait.frontends.torch.rules import (
     Number,
+    PlainRule,
     Result,
     Rule,
     Rules,
@@ -64,7 +65,7 @@ def mean(
     return s.b.convert(s.div(total(s, x, axes, keepdim), count), s.type.dtype)
 
 
-def _reduction(op: Op, of_bool: Op | None = None) -> Rule:
+def _reduction(op: Op, of_bool: Op | None = None) -> PlainRule:
     def rule(s: Site, x: Value, dims: Dims = None, keepdim: bool = False) -> Value:
         chosen = of_bool if x.type.dtype == bool_ and of_bool is not None else op
         return total(s, x, dims_of(dims, x.type.rank), keepdim, chosen)
@@ -72,7 +73,7 @@ def _reduction(op: Op, of_bool: Op | None = None) -> Rule:
     return rule
 
 
-def _truth(op: Op) -> Rule:
+def _truth(op: Op) -> PlainRule:
     def rule(s: Site, x: Value, dims: Dims = None, keepdim: bool = False) -> Value:
         result = total(s, s.b.convert(x, bool_), dims_of(dims, x.type.rank), keepdim, op)
         return s.b.convert(result, s.type.dtype)
@@ -90,7 +91,7 @@ def prod_dim(s: Site, x: Value, dim: int, keepdim: bool = False, *, dtype: Any =
     return total(s, x, dims_of(dim, x.type.rank), keepdim, rd.reduce_prod)
 
 
-def arg(op: Op) -> Rule:
+def arg(op: Op) -> PlainRule:
     def rule(s: Site, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
         if x.type.rank == 0:
             return s.b.full(s.type, 0)
@@ -108,7 +109,7 @@ def _extreme_with_index(op: Op, index_op: Op) -> Rule:
         )
         if not s.reads(1):
             return values, None
-        assert isinstance(values, Value) and s.types[1] is not None
+        assert s.types[1] is not None
         if x.type.rank == 0:
             return values, s.b.full(s.types[1], 0)
         index = s(index_op, x, dim=dim_of(dim, x.type.rank), dtype=i64)
@@ -128,7 +129,7 @@ def variance(
     rest = s(ew.sub, x, spread(s, centre, x.type.shape, axes))
     square = s(ew.abs_, rest) if x.type.dtype.kind == "complex" else rest
     squares = total(s, s(ew.mul, square, square), axes, keepdim)
-    free = max(count - (1 if correction is None else correction), 0)
+    free = max(count - float(1 if correction is None else correction.real), 0.0)
     shape = keeping(x.type.shape, axes) if keepdim else centre.type.shape
     return s.div(squares, free), s.b.reshape(centre, shape)
 
@@ -152,7 +153,7 @@ def var_mean(
     return [s.b.convert(v, t.dtype) for v, t in zip(both, s.types, strict=True) if t is not None]
 
 
-def _cumulative(op: Op) -> Rule:
+def _cumulative(op: Op) -> PlainRule:
     def rule(s: Site, x: Value, dim: int, *, dtype: Any = None) -> Value:
         x = s.b.convert(x, s.type.dtype)
         return s(op, x, dim=dim_of(dim, x.type.rank), reverse=False) if x.type.rank else x
@@ -160,23 +161,27 @@ def _cumulative(op: Op) -> Rule:
     return rule
 
 
-def sort(
-    s: Site, x: Value, dim: int = -1, descending: bool = False, *, stable: bool | None = None
-) -> Result:
+def _sorted(s: Site, x: Value, dim: int, descending: bool) -> list[Value]:
     """Stable both ways: descending is a reversed ascending sort of the reversed input."""
     dim = dim_of(dim, x.type.rank)
     if x.type.rank == 0:
-        return x, s.b.full(TensorType(i64, ()), 0)
+        return [x, s.b.full(TensorType(i64, ()), 0)]
     index = s(sh.iota, dtype=i64, shape=x.type.shape, dim=dim)
     operands = [s(sh.reverse, v, dims=(dim,)) if descending else v for v in (x, index)]
     results = s.b.emit(rd.sort, *operands, dim=dim, num_keys=1)
     return [s(sh.reverse, v, dims=(dim,)) if descending else v for v in results]
 
 
+def sort(
+    s: Site, x: Value, dim: int = -1, descending: bool = False, *, stable: bool | None = None
+) -> Result:
+    return _sorted(s, x, dim, descending)
+
+
 def sort_stable(
     s: Site, x: Value, *, stable: bool | None = None, dim: int = -1, descending: bool = False
 ) -> Result:
-    return sort(s, x, dim, descending)
+    return _sorted(s, x, dim, descending)
 
 
 def topk(
@@ -186,15 +191,11 @@ def topk(
     if x.type.rank == 0:
         return x, s.b.full(TensorType(i64, ()), 0)
     if not largest:
-        parts = sort(s, x, dim)
+        parts = _sorted(s, x, dim, descending=False)
         limit = tuple(k if i == dim else d for i, d in enumerate(x.type.shape))
         zeros, strides = (0,) * x.type.rank, (1,) * x.type.rank
-        return [
-            s(sh.slice_, v, start=zeros, limit=limit, strides=strides)
-            for v in parts
-            if isinstance(v, Value)
-        ]
-    last = [d for d in range(x.type.rank) if d != dim] + [dim]
+        return [s(sh.slice_, v, start=zeros, limit=limit, strides=strides) for v in parts]
+    last = [*(d for d in range(x.type.rank) if d != dim), dim]
     values, index = s.b.emit(rd.top_k, s.b.transpose(x, last), k=k)
     back = [last.index(d) for d in range(x.type.rank)]
     return s.b.transpose(values, back), s.b.convert(s.b.transpose(index, back), i64)

@@ -62,7 +62,7 @@ def fake_tensors(model: nn.Module, mode: Any, device: torch.device) -> Iterator[
     held = [
         (table, name, tensor)
         for module in model.modules()
-        for table in (module._parameters, module._buffers)
+        for table in _tables(module)
         for name, tensor in table.items()
         if tensor is not None
     ]
@@ -73,6 +73,10 @@ def fake_tensors(model: nn.Module, mode: Any, device: torch.device) -> Iterator[
     finally:
         for table, name, tensor in held:
             table[name] = tensor
+
+
+def _tables(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+    return module._parameters, module._buffers
 
 
 def _fake(tensor: Tensor, mode: Any, device: torch.device) -> Tensor:

@@ -1,7 +1,8 @@
-"""What a lowering rule is, and what all rules need: one node at hand, operands in explicit types, dims counted from 0.
+"""What a lowering rule is, and what all rules need: the node at hand, operands in explicit types.
 
-A rule is `rule(s, *args, **kwargs) -> result or sequence of results`, with the arguments of the aten op: a Value for each
-tensor, Python numbers, lists and None as they stand. A result that nothing reads may be None.
+A rule is `rule(s, *args, **kwargs) -> result or sequence of results`, with the arguments of the aten op: a Value for
+each tensor, Python numbers, lists and None as they stand. A result that nothing reads may be None. A rule that does
+not cover its arguments returns NotImplemented.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,7 @@ class Hidden:
 
 Result: TypeAlias = Value | Sequence[Value | Hidden | None]
 Rule: TypeAlias = Callable[..., Result]
+PlainRule: TypeAlias = Callable[..., Value]
 Rules: TypeAlias = Mapping[OpOverload, Rule]
 
 
@@ -113,7 +115,7 @@ def common_type(*operands: Operand, dtype: DType | None = None) -> TensorType:
     return TensorType(dtype or promote(*operands), broadcast_shapes(*shapes))
 
 
-def in_compute_dtype(rule: Callable[..., Value]) -> Rule:
+def in_compute_dtype(rule: PlainRule) -> PlainRule:
     """A rule with one result, run in f32 where its result is f16 or bf16, as torch does inside one op.
 
     Tensors of the result's dtype go up; the result comes back.

@@ -1,0 +1,104 @@
+"""The user's loss over the model as one module over the flat tensors of a microbatch: what is traced."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from plait.core_ir.errors import CaptureError
+from plait.frontends.batch import BatchSpec
+from plait.frontends.torch.boundary import Marks
+from plait.frontends.torch.trees import kind_of, named_leaves
+
+LossFn: TypeAlias = Callable[[Any, Any], Any]
+"""`loss_fn(model, batch) -> loss` or `(loss, aux)`."""
+
+
+@dataclass(frozen=True)
+class Aux:
+    """The structure of aux: for each leaf its name if it is a tensor, else the leaf itself."""
+
+    names: tuple[str | None, ...] = ()
+    statics: tuple[Any, ...] = ()
+    treespec: pytree.TreeSpec | None = None
+
+    @property
+    def tensor_names(self) -> tuple[str, ...]:
+        """Names of the tensors, in order."""
+        return tuple(name for name in self.names if name is not None)
+
+    def pack(self, arrays: Mapping[str, Any]) -> Any:
+        """Arrays by name into the user's structure; what was no tensor is as it was."""
+        if self.treespec is None:
+            return None
+        pairs = zip(self.names, self.statics, strict=True)
+        leaves = [static if name is None else arrays[name] for name, static in pairs]
+        return pytree.tree_unflatten(leaves, self.treespec)
+
+
+class Program(nn.Module):
+    """The model under its loss, as a module over the flat tensors of a microbatch; `model` is its one child."""
+
+    def __init__(
+        self,
+        loss_fn: LossFn,
+        model: nn.Module,
+        spec: BatchSpec,
+        treespec: pytree.TreeSpec,
+        has_aux: bool,
+        restart: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.marks = Marks()
+        self.aux = Aux()
+        self._loss_fn, self._spec, self._treespec = loss_fn, spec, treespec
+        self._has_aux, self._restart = has_aux, restart
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Loss, then the tensors of aux without gradient."""
+        self.marks.restart()
+        self._restart()
+        given = iter(tensors)
+        leaves = [leaf.value if leaf.type is None else next(given) for leaf in self._spec.leaves]
+        result = self._loss_fn(self.model, pytree.tree_unflatten(leaves, self._treespec))
+        loss, aux = self._parted(result)
+        _check_loss(loss)
+        # a copy: what is returned is then never a view of something inside
+        return (loss.clone(), *(x.detach().clone() for x in aux))
+
+    def _parted(self, result: Any) -> tuple[Any, list[Tensor]]:
+        if not self._has_aux:
+            return result, []
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise CaptureError(
+                f"has_aux=True: the loss function must return (loss, aux), it returned {kind_of(result)}"
+            )
+        loss, aux = result
+        named = named_leaves(aux)
+        self.aux = Aux(
+            tuple(name if isinstance(x, Tensor) else None for name, x in named),
+            tuple(None if isinstance(x, Tensor) else x for _, x in named),
+            pytree.tree_structure(aux),
+        )
+        return loss, [x for _, x in named if isinstance(x, Tensor)]
+
+
+def _check_loss(loss: Any) -> None:
+    if not isinstance(loss, Tensor):
+        raise CaptureError(
+            f"the loss must be a scalar tensor, the loss function returned {kind_of(loss)}"
+        )
+    if loss.ndim != 0:
+        raise CaptureError(
+            f"the loss must be a scalar, the loss function returned a tensor of shape {list(loss.shape)}; reduce it, "
+            "for instance by .mean()"
+        )
+    if not loss.dtype.is_floating_point:
+        raise CaptureError(f"the loss must be a floating-point number, it is {loss.dtype}")
+    if not loss.requires_grad:
+        raise CaptureError(
+            "the loss needs no gradient: every parameter it depends on is frozen, or it was detached"
+        )

@@ -1,0 +1,22 @@
+"""Pytrees of torch with names of leaves: `batch["a"][0].b` is named `a.0.b`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch.utils import _pytree as pytree
+
+
+def named_leaves(tree: Any) -> list[tuple[str, Any]]:
+    """`(name, leaf)` of every leaf, in order."""
+    leaves, _ = pytree.tree_flatten_with_path(tree)
+    return [(_name(path), leaf) for path, leaf in leaves]
+
+
+def kind_of(x: Any) -> str:
+    """What an object is, in words for a message."""
+    return f"a {type(x).__module__}.{type(x).__qualname__}"
+
+
+def _name(path: Sequence[Any]) -> str:
+    parts = (getattr(k, "key", getattr(k, "idx", getattr(k, "name", k))) for k in path)
+    return ".".join(map(str, parts))
