@@ -73,20 +73,19 @@ def _only_param(joint: Joint) -> dict[Eqn, str]:
 def _place(stages: BackwardStages) -> None:
     """Fill `used`, users first, and place late sums and what recomputes forward values."""
     used, home = stages.used, stages.home
-    late = {eqn.result for eqn in stages.late_sums}
+    sender: dict[Value, int] = {}  # the stages behind the markers that a late sum passes
     for _, value, stage in stages.outputs:
         used[value] = used.get(value, 0) | 1 << stage
     for eqn in reversed(stages.eqns):
         if eqn.op is boundary:
             (operand,) = eqn.operands
-            if operand in late:
-                sender = min(eqn.attrs["index"] + 1, home[operand])
-                used[operand] = used.get(operand, 0) | 1 << sender
+            behind = min(eqn.attrs["index"] + 1, home[operand])
+            sender[operand] = sender.get(operand, 0) | 1 << behind
             continue
         if eqn not in stages.placed:
             where = 0
             for result in eqn.results:
-                where |= used.get(result, 0)
+                where |= used.get(result, 0) | sender.get(result, 0)
             is_copied = eqn not in stages.late_sums and is_cheap(eqn)
             stages.placed[eqn] = where if is_copied else 1 << last(where)
             home.update(dict.fromkeys(eqn.results, last(where)))
