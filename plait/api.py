@@ -85,7 +85,7 @@ def compile(
     where = engines.resolve_device(options.engine, device)
     error: PlaitError | None = None
     try:
-        captured: Captured = load(framework, f"frontends.{framework}.capture").capture(
+        captured, program = capture_program(
             loss_fn,
             model,
             batch,
@@ -96,7 +96,6 @@ def compile(
             trainable=trainable,
             device=where if framework == options.backend == "torch" else None,
         )
-        program = build_program(captured.graph, captured.num_cuts + 1)
         chosen = schedule_for(program, schedule, num_ranks, num_microbatches)
         built: Engine = engines.build(
             program, chosen, engine=options.engine, device=where, codegen=options.codegen
@@ -110,6 +109,37 @@ def compile(
         trainable_leaves = {leaf.name: leaf.trainable for leaf in captured.leaves}
         store = load("torch", "backends.torch.store").Store(model, trainable_leaves, program, built)
     return Pipeline(program, chosen, options, captured, built, store)
+
+
+def capture_program(
+    loss_fn: Callable[..., Any],
+    model: Any,
+    batch: Any,
+    *,
+    num_microbatches: int,
+    split: Sequence[str] | int | None = None,
+    has_aux: bool = False,
+    state: Any = None,
+    trainable: Callable[[Any, Any], bool] | None = None,
+    device: Any = None,
+) -> tuple[Captured, Program]:
+    """The model as the frontend captured it and as the passes cut it: what `compile` does before any backend.
+
+    Arguments are those of `compile`; the model may be abstract: on `meta` (torch), of ShapeDtypeStructs (JAX).
+    """
+    framework = framework_of(model)
+    captured: Captured = load(framework, f"frontends.{framework}.capture").capture(
+        loss_fn,
+        model,
+        batch,
+        num_microbatches=num_microbatches,
+        split=split,
+        has_aux=has_aux,
+        state=state,
+        trainable=trainable,
+        device=device,
+    )
+    return captured, build_program(captured.graph, captured.num_cuts + 1)
 
 
 def schedule_for(
