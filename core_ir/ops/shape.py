@@ -187,18 +187,15 @@ def _pad_infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
 
 def _pad_evaluate(operands: Sequence[Array], attrs: Attrs, run: Run) -> Sequence[Array]:
     x, value = operands
-    low, high, interior = attrs["low"], attrs["high"], attrs["interior"]
-    spread = [max(n + max(n - 1, 0) * i, 0) for n, i in zip(x.shape, interior, strict=True)]
-    inner = np.full(spread, value, x.dtype)
-    inner[tuple(slice(None, None, i + 1) for i in interior)] = x
-    inner = inner[
-        tuple(slice(max(-a, 0), n - max(-b, 0)) for n, a, b in zip(spread, low, high, strict=True))
-    ]
-    margins = [(max(a, 0), max(b, 0)) for a, b in zip(low, high, strict=True)]
-    shape = [n + a + b for n, (a, b) in zip(inner.shape, margins, strict=True)]
-    out = np.full(shape, value, x.dtype)
-    out[tuple(slice(a, a + n) for n, (a, _) in zip(inner.shape, margins, strict=True))] = inner
-    return (out,)
+    margins = list(zip(attrs["low"], attrs["high"], strict=True))
+    steps = [i + 1 for i in attrs["interior"]]
+    spread = [(n - 1) * s + 1 if n else 0 for n, s in zip(x.shape, steps, strict=True)]
+    # Grow first, then cut: what one side cuts may lie in the margin of the other.
+    sizes = [n + max(a, 0) + max(b, 0) for n, (a, b) in zip(spread, margins, strict=True)]
+    out = np.full(sizes, value, x.dtype)
+    places = zip(spread, steps, margins, strict=True)
+    out[tuple(slice(max(a, 0), max(a, 0) + n, s) for n, s, (a, _) in places)] = x
+    return (out[tuple(slice(max(-a, 0), min(b, 0) or None) for a, b in margins)],)
 
 
 pad = _movement(
