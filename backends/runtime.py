@@ -223,8 +223,9 @@ class Step:
             case "param":
                 return self._param(port.name, stage)
             case "buffer":
-                current = self._buffers.get(port.name)
-                array = inputs.buffers[port.name] if current is None else current
+                array = self._buffers.get(port.name)
+                if array is None:
+                    array = arrays.move(inputs.buffers[port.name], stage)
                 if keep:  # a later task must see what F saw, not what a later microbatch leaves
                     env[port] = array
                 return array
