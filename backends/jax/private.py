@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jax import lax
 from jax.extend.random import threefry2x32_p
-from jax.sharding import Sharding
+from jax.sharding import PartitionSpec, Sharding
 
 
 def threefry_block(
@@ -28,3 +28,14 @@ def shape_struct(
 ) -> jax.ShapeDtypeStruct:
     """An array without content, to lower a function with."""
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)  # type: ignore[no-untyped-call]
+
+
+def permute(x: jax.Array, axis: str, pairs: Sequence[tuple[int, int]]) -> jax.Array:
+    """x of rank `source` on rank `target` for each (source, target) along a mesh axis; zeros on the other ranks."""
+    moved: jax.Array = lax.ppermute(x, axis, pairs)  # type: ignore[no-untyped-call]
+    return moved
+
+
+def spec(*axes: str) -> PartitionSpec:
+    """The mesh axis that cuts each leading dimension; none at all is replicated."""
+    return PartitionSpec(*axes)  # type: ignore[no-untyped-call]

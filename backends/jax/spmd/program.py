@@ -1,0 +1,171 @@
+"""The program that all ranks run: a scan over the ticks of a table, three loops of at most one trip in each.
+
+NOTE: the form is what keeps XLA from undoing it. A loop of no or one trip owns the pools it writes, so that they are
+updated in place; a `switch` over them would copy them in every branch. Inside it, a switch over the branches returns
+the new values alone. Everything the loop reads passes a barrier together with the table's row, which the loop changes:
+otherwise its body would be invariant, and XLA would hoist it and run it on every tick. A task stands between two
+barriers, so that it is compiled as it is alone, and gives the same bits.
+"""
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import jax
+import numpy as np
+from jax import lax
+
+from plait.backends.jax.emit import emit
+from plait.backends.jax.private import barrier, permute
+from plait.backends.jax.spmd.layout import Place, pack, unpack
+from plait.backends.jax.spmd.plan import Plan
+from plait.backends.jax.spmd.pools import INPUT_POOLS
+from plait.backends.jax.spmd.wiring import Wired
+from plait.core_ir.program import TaskKind
+
+Fields: TypeAlias = tuple[jax.Array, ...]
+State: TypeAlias = dict[str, Fields]
+"""The arrays of each pool, `[rows, *field]`; an outbox has no rows and goes by `outbox(pool)`."""
+
+RESULT_POOLS = ("loss", "aux", "grads.I", "grads.W", "state")
+
+
+def outbox(pool: str) -> str:
+    """The name of what is to be sent into a pool of another rank."""
+    return f"outbox of {pool}"
+
+
+def rank_program(plan: Plan, axis: str) -> Callable[[jax.Array, State], dict[str, Fields]]:
+    """What one rank does in a step, to be mapped over `axis`: table `[1, ticks, columns]` and input pools
+    `[1, rows, *field]` -> the pools of results, likewise."""
+
+    def run(table: jax.Array, given: State) -> dict[str, Fields]:
+        local = {pool: tuple(_drop_rank(x) for x in fields) for pool, fields in given.items()}
+        fixed = {pool: fields for pool, fields in local.items() if pool != "state"}
+        start = {**_empty_state(plan), **{p: f for p, f in local.items() if p == "state"}}
+
+        def tick(state: State, row: jax.Array) -> tuple[State, None]:
+            for kind in plan.kinds:
+                state = _phase(plan, kind, fixed, state, row)
+            return _exchange(plan, state, row, axis), None
+
+        state, _ = lax.scan(tick, start, _drop_rank(table))
+        return {
+            pool: tuple(lax.expand_dims(x, (0,)) for x in state[pool])
+            for pool in RESULT_POOLS
+            if pool in state
+        }
+
+    return run
+
+
+def _drop_rank(x: jax.Array) -> jax.Array:
+    return lax.squeeze(x, (0,))
+
+
+def _empty_state(plan: Plan) -> dict[str, Fields]:
+    state: dict[str, Fields] = {}
+    for pool, layout in plan.layouts.items():
+        if pool in INPUT_POOLS:
+            continue
+        rows = plan.num_rows[pool]
+        state[pool] = tuple(lax.full((rows, *t.shape), 0, t.dtype.numpy) for t in layout.fields)
+        if plan.is_remote(pool):
+            fields = (lax.full(t.shape, 0, t.dtype.numpy) for t in layout.fields)
+            state[outbox(pool)] = tuple(fields)
+    return state
+
+
+def _phase(plan: Plan, kind: TaskKind, fixed: State, state: State, row: jax.Array) -> State:
+    """Run the task of this kind that the row asks for, if it asks for one."""
+    owned = [outbox(p) if plan.is_remote(p) else p for p in plan.written[kind]]
+    read = {r.pool for task in plan.branches[kind] for r in task.reads}
+    seen = {p: f for p, f in {**fixed, **state}.items() if p in read and p not in owned}
+    branches = [_branch(plan, task) for task in plan.branches[kind]]
+    column = plan.columns["branch", kind]
+
+    def body(
+        loop: tuple[jax.Array, jax.Array, dict[str, Fields]],
+    ) -> tuple[jax.Array, jax.Array, dict[str, Fields]]:
+        pending, entry, own = loop
+        entry, visible = _together(entry, seen)
+        fresh = lax.switch(entry[column], branches, entry, {**visible, **own})
+        own = {
+            name: _store(plan, kind, pool, own[name], new, entry)
+            for name, pool, new in zip(owned, plan.written[kind], fresh, strict=True)
+        }
+        return pending - 1, entry + 1, own
+
+    start = (row[plan.columns["run", kind]], row, {name: state[name] for name in owned})
+    _, _, own = lax.while_loop(lambda loop: loop[0] > 0, body, start)
+    return {**state, **own}
+
+
+def _together(entry: jax.Array, seen: State) -> tuple[jax.Array, dict[str, Fields]]:
+    leaves, tree = jax.tree.flatten(dict(seen))
+    entry, *leaves = barrier((entry, *leaves))
+    return entry, jax.tree.unflatten(tree, leaves)
+
+
+def _branch(plan: Plan, task: Wired) -> Callable[[jax.Array, State], tuple[Fields, ...]]:
+    """A task as a function of the table's row and the pools: the fields it has for each pool its kind writes."""
+    function = emit(task.graph)
+
+    def run(entry: jax.Array, pools: State) -> tuple[Fields, ...]:
+        rows: dict[tuple[str, int], Fields] = {}
+        values = []
+        for read in task.reads:
+            key = (read.pool, read.column)
+            if key not in rows:
+                at = entry[plan.columns["read", task.kind, *key]]
+                rows[key] = tuple(_row(x, at) for x in pools[read.pool])
+            values.append(unpack(read.place, read.type, rows[key]))
+        operands = barrier(values)
+        everything = (*operands, *barrier(function(*operands)))
+        fresh = []
+        for pool in plan.written[task.kind]:
+            writes = [w for w in task.writes if w.pool == pool]
+            places: list[Place] = [w.place for w in writes]
+            arrays = [everything[w.value] for w in writes]
+            fresh.append(tuple(pack(plan.layouts[pool], places, arrays)))
+        return tuple(fresh)
+
+    return run
+
+
+def _row(x: jax.Array, at: jax.Array) -> jax.Array:
+    row: jax.Array = lax.dynamic_index_in_dim(
+        x, at, 0, keepdims=False, allow_negative_indices=False
+    )
+    return row
+
+
+def _put(x: jax.Array, update: jax.Array, at: jax.Array) -> jax.Array:
+    starts: list[jax.Array | np.int32] = [at, *[np.int32(0)] * update.ndim]
+    return lax.dynamic_update_slice(
+        x, lax.expand_dims(update, (0,)), starts, allow_negative_indices=False
+    )
+
+
+def _store(
+    plan: Plan, kind: TaskKind, pool: str, own: Fields, fresh: Fields, entry: jax.Array
+) -> Fields:
+    """The pool with the new values in the row that the table names: added there if it holds sums."""
+    if plan.is_remote(pool):
+        return fresh
+    at = entry[plan.columns["write", kind, pool]]
+    if pool.startswith("grads"):
+        fresh = tuple(lax.add(_row(x, at), new) for x, new in zip(own, fresh, strict=True))
+    return tuple(_put(x, new, at) for x, new in zip(own, fresh, strict=True))
+
+
+def _exchange(plan: Plan, state: State, row: jax.Array, axis: str) -> State:
+    """Send every outbox to its rank; what arrives goes to the row the table names, a spare one if nothing did."""
+    after = dict(state)
+    for pool, offset in plan.pools.offsets.items():
+        if not plan.is_remote(pool) or pool not in plan.senders:
+            continue
+        at = row[plan.columns["arrive", pool]]
+        pairs = [(rank, (rank + offset) % plan.num_ranks) for rank in plan.senders[pool]]
+        arrived = [permute(x, axis, pairs) for x in state[outbox(pool)]]
+        after[pool] = tuple(_put(x, new, at) for x, new in zip(state[pool], arrived, strict=True))
+    return after

@@ -1,0 +1,79 @@
+"""When each task runs: a schedule's actions laid out in ticks, the steps in which all ranks move together."""
+
+from collections.abc import Iterator
+from typing import TypeAlias
+
+from plait.core_ir.errors import ScheduleError
+from plait.core_ir.program import EdgeKind, Program, TaskKind
+from plait.core_ir.schedule.ir import Action, ActionTable
+
+Task: TypeAlias = tuple[TaskKind, int, int]
+"""(kind, stage, microbatch)."""
+
+TASKS_OF: dict[str, tuple[TaskKind, ...]] = {
+    "F": ("F",),
+    "I": ("I",),
+    "W": ("W",),
+    "B": ("I", "W"),
+}
+
+
+def assign_ticks(schedule: ActionTable, program: Program, *, backward: bool) -> dict[Task, int]:
+    """The tick of each task: as early as its rank's order and the edges allow, one action a rank and tick.
+
+    What a task makes for another rank can be read from the next tick on. Without `backward` only F tasks run. Raises
+    ScheduleError where ranks wait for each other.
+    """
+    queues = [_actions(schedule, rank, backward) for rank in range(schedule.num_ranks)]
+    heads = [next(queue, None) for queue in queues]
+    ticks: dict[Task, int] = {}
+    tick = 0
+    while any(head is not None for head in heads):
+        started: list[Task] = []
+        for rank, head in enumerate(heads):
+            if head is not None and all(need in ticks for need in _needs(head, program)):
+                started.extend(head)
+                heads[rank] = next(queues[rank], None)
+        if not started:
+            stuck = ", ".join(
+                f"rank {r} at {_text(head)}" for r, head in enumerate(heads) if head is not None
+            )
+            raise ScheduleError(
+                f"the schedule {schedule.name!r} cannot run on this program: {stuck} wait for each other"
+            )
+        ticks.update((task, tick) for task in started)
+        tick += 1
+    return ticks
+
+
+def _actions(schedule: ActionTable, rank: int, backward: bool) -> Iterator[list[Task]]:
+    """The tasks of each compute action of a rank, in order."""
+    for action in schedule.rank(rank):
+        if action.kind.is_compute:
+            tasks = [t for part in action.parts for t in _tasks(part) if backward or t[0] == "F"]
+            if tasks:
+                yield tasks
+
+
+def _tasks(action: Action) -> Iterator[Task]:
+    assert action.stage is not None, action
+    assert action.microbatch is not None, action
+    for kind in TASKS_OF[action.kind.name]:
+        yield kind, action.stage, action.microbatch
+
+
+def _needs(tasks: list[Task], program: Program) -> Iterator[Task]:
+    """The tasks that must have run before, without those of the action itself."""
+    for kind, stage, microbatch in tasks:
+        edge_kind: EdgeKind = "activation" if kind == "F" else "gradient"
+        source_kind: TaskKind = "F" if kind == "F" else "I"
+        for edge in program.edges_into(stage, edge_kind):
+            yield source_kind, edge.source, microbatch
+        if kind != "F":
+            own: Task = ("F" if kind == "I" else "I", stage, microbatch)
+            if own not in tasks:
+                yield own
+
+
+def _text(tasks: list[Task]) -> str:
+    return "+".join(f"{stage}{kind}{microbatch}" for kind, stage, microbatch in tasks)
