@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.traceback import preserve_node_meta, set_stack_trace
 
 from plait.backends.torch import (
     emit_attention,
@@ -21,6 +22,7 @@ from plait.backends.torch import (
     emit_convert,
     emit_convolution,
     emit_elementwise,
+    emit_extern,
     emit_index,
     emit_integer,
     emit_linalg,
@@ -41,7 +43,15 @@ from plait.core_ir.ops.shape import constant
 
 FAMILIES = (
     *(emit_elementwise, emit_integer, emit_convert, emit_shape, emit_reduce, emit_window),
-    *(emit_index, emit_linalg, emit_convolution, emit_attention, emit_random, emit_control),
+    *(
+        emit_index,
+        emit_linalg,
+        emit_convolution,
+        emit_attention,
+        emit_random,
+        emit_control,
+        emit_extern,
+    ),
 )
 
 EMITTERS: dict[Op, Emitter] = {op: e for family in FAMILIES for op, e in family.EMITTERS.items()}
@@ -100,7 +110,7 @@ def trace(
 
     # Without a ShapeEnv Inductor does not use its cache.
     mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)
-    with torch.no_grad(), mode:
+    with torch.no_grad(), mode, preserve_node_meta():
         fake = tuple(torch.empty(t.shape, dtype=torch_dtype(t.dtype), device=device) for t in types)
         module = make_fx(compute, decomposition_table=dict(decompositions or {}))(*fake)
     module.graph.eliminate_dead_code()
@@ -125,6 +135,7 @@ def _results(
     emitter = EMITTERS.get(eqn.op)
     if emitter is None:
         raise UnsupportedError(f"{eqn.source}: the torch backend has no emitter for {eqn.op}")
+    set_stack_trace([str(eqn.source)])  # what Inductor says of an op it cannot lower
     try:
         out = emitter(Call(eqn, scope, literals), *operands)
     except UnsupportedError as error:

@@ -1,0 +1,60 @@
+"""The one adapter to Inductor's private API. Tested with torch 2.13.0.
+
+`compile_fx_inner` takes an aten graph with fake examples and returns a boxed function. It does not enter AOTAutograd
+again, and does not decompose: the graph is traced with `decompositions()` before.
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._guards import TracingContext, tracing
+from torch._inductor import config
+from torch._inductor.virtualized import V
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule
+
+with warnings.catch_warnings():  # torch warns of its own use of torch.jit
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.decomposition import select_decomp_table
+
+Boxed = Callable[[list[Tensor]], Sequence[Tensor]]
+"""A function of a list of tensors, which it clears."""
+
+# Roundings stand where the IR has them, nothing is chosen by measuring, and every run does the same.
+SETTINGS: dict[str, Any] = {
+    "deterministic": True,
+    "emulate_precision_casts": True,
+    "max_autotune": False,
+    "triton.cudagraphs": False,
+}
+
+
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """The decompositions that Inductor's lowerings count on."""
+    return dict(select_decomp_table())
+
+
+def compile_graph(module: GraphModule, fake: Sequence[Tensor], mode: FakeTensorMode) -> Boxed:
+    """A traced graph as compiled code; outputs keep the strides they were traced with.
+
+    `mode` must have a ShapeEnv, or Inductor's cache on disk is bypassed.
+    """
+    output = module.graph.output_node()
+    output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(tracing(TracingContext(mode)))
+        stack.enter_context(V.set_fake_mode(mode))
+        stack.enter_context(config.patch(SETTINGS))
+        stack.enter_context(warnings.catch_warnings())
+        # What it would use is off on purpose: tensor cores that round f32.
+        warnings.filterwarnings(
+            "ignore", message="TensorFloat32 tensor cores", category=UserWarning
+        )
+        compiled: Boxed = compile_fx_inner(module, list(fake))
+    return compiled
