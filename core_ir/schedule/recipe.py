@@ -1,8 +1,8 @@
 """How a schedule is declared: once, with its name, formulas, needs and builder.
 
 The formulas are Python expressions of p ranks, m microbatches, v stages a rank and the task times
-F, I, W (B = I + W) of equal stages without communication, so that what `list` shows is what tests
-evaluate.
+F, I, W (B = I + W; FB, an overlapped pair) of equal stages without communication, so that what
+`list` shows is what tests evaluate.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,10 +39,11 @@ Builder = Callable[[Request], ActionTable]
 class Recipe:
     """One named schedule.
 
-    `bubble` is the idle time of a rank within the longest stage span, exact when W is not longer
-    than F and I and there are at least 2 p - 1 microbatches; `memory` is the peak of stage
-    activations on the rank that holds most. The builder places `stages_per_rank` stages on a rank,
-    a default if `stages_are_free`.
+    `bubble` is the idle time of a rank within the longest stage span, `memory` the peak of stage
+    activations on the rank that holds most; both hold for at least 2 p microbatches, a multiple of
+    p where stages go round. `bubble` is exact where W is not longer than F and I, on a V of stages
+    where F, I and W take equally long. The builder places `stages_per_rank` stages on a rank, a
+    default if `stages_are_free`.
     """
 
     name: str

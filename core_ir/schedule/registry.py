@@ -1,23 +1,16 @@
 """The schedules that exist, by name, in one table; users add their own."""
 
 from plait.core_ir.errors import NotBuiltError, ScheduleError
-from plait.core_ir.schedule.gpipe import GPIPE
-from plait.core_ir.schedule.one_f_one_b import ONE_F_ONE_B
+from plait.core_ir.schedule.families import FAMILIES
 from plait.core_ir.schedule.recipe import Recipe, Request
 from plait.core_ir.schedule.schedule import Schedule
 from plait.core_ir.schedule.times import Memory, Times
 from plait.core_ir.schedule.validate import check_memory
-from plait.core_ir.schedule.zero_bubble import ZB_H1, ZB_H2
 
-_RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (GPIPE, ONE_F_ONE_B, ZB_H1, ZB_H2)}
+_RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in FAMILIES}
 
 # Names that are reserved for schedules still to come.
-_PLANNED = (
-    *("zb-1p", "zb-2p"),
-    *("interleaved-1f1b", "looped-bfs", "interleaved-zb"),
-    *("zbv", "v-half", "v-min", "dualpipev"),
-    "auto",
-)
+_PLANNED = ("zb-1p", "zb-2p", "auto")
 
 
 def recipes() -> tuple[Recipe, ...]:

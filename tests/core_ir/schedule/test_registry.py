@@ -20,7 +20,7 @@ from plait.core_ir.schedule.text import parse_action
 
 def test_every_recipe_is_described_once():
     names = [recipe.name for recipe in recipes()]
-    assert names[:4] == ["gpipe", "1f1b", "zb-h1", "zb-h2"]
+    assert names[:5] == ["naive", "gpipe", "1f1b", "zb-h1", "zb-h2"]
     for recipe in recipes():
         assert find(recipe.name) is recipe
         assert recipe.summary
@@ -29,15 +29,15 @@ def test_every_recipe_is_described_once():
 
 def test_unknown_name_lists_what_exists():
     with pytest.raises(
-        ScheduleError, match=r"unknown schedule '1f2b'; there are: gpipe, 1f1b, zb-h1, zb-h2"
+        ScheduleError, match=r"unknown schedule '1f2b'; there are: naive, gpipe, 1f1b, zb-h1, zb-h2"
     ):
         build("1f2b", 2, 2)
 
 
-@pytest.mark.parametrize("name", ["zb-1p", "interleaved-1f1b", "zbv", "dualpipev", "auto"])
+@pytest.mark.parametrize("name", ["zb-1p", "zb-2p", "auto"])
 def test_planned_names_are_not_built_yet(name):
     with pytest.raises(
-        NotBuiltError, match=f"schedule '{name}' is not built yet; there are: gpipe"
+        NotBuiltError, match=f"schedule '{name}' is not built yet; there are: naive"
     ):
         build(name, 2, 2)
 
@@ -75,36 +75,36 @@ def _own_registry(monkeypatch):
     monkeypatch.setattr(registry_module, "_RECIPES", dict(registry_module._RECIPES))
 
 
-def naive(request: Request) -> Schedule:
+def one_by_one(request: Request) -> Schedule:
     """Two stages on a rank, one microbatch after the other."""
     row = []
     for m in range(request.num_microbatches):
         row += [f"0F{m}", f"1F{m}", f"1B{m}", f"0B{m}"]
     return Schedule.from_actions(
-        "naive", [0, 0], request.num_microbatches, [map(parse_action, row)]
+        "one by one", [0, 0], request.num_microbatches, [map(parse_action, row)]
     )
 
 
-def recipe(build, name="naive", **options) -> Recipe:
+def recipe(build, name="one-by-one", **options) -> Recipe:
     return Recipe(name, "one by one", "0", "v", "one rank", build, **options)
 
 
 @pytest.mark.usefixtures("_own_registry")
 def test_a_users_schedule():
-    register(recipe(naive, stages_per_rank=2, stages_are_free=True))
-    schedule = build("naive", 1, 3)
+    register(recipe(one_by_one, stages_per_rank=2, stages_are_free=True))
+    schedule = build("one-by-one", 1, 3)
     assert schedule.num_stages == 2
-    assert recipes()[-1].name == "naive"
-    assert ranks_for("naive", 6) == 3
-    assert ranks_for("naive", 6, stages_per_rank=3) == 2
+    assert recipes()[-1].name == "one-by-one"
+    assert ranks_for("one-by-one", 6) == 3
+    assert ranks_for("one-by-one", 6, stages_per_rank=3) == 2
     with pytest.raises(
         ScheduleError, match="puts 2 stages on each rank, which 3 stages do not fill"
     ):
-        ranks_for("naive", 3)
-    with pytest.raises(ScheduleError, match="there is a schedule 'naive' already"):
-        register(recipe(naive))
+        ranks_for("one-by-one", 3)
+    with pytest.raises(ScheduleError, match="there is a schedule 'one-by-one' already"):
+        register(recipe(one_by_one))
     with pytest.raises(ScheduleError, match="there is a schedule 'zbv' already"):
-        register(recipe(naive, name="zbv"))
+        register(recipe(one_by_one, name="zbv"))
 
 
 @pytest.mark.usefixtures("_own_registry")
@@ -119,4 +119,4 @@ def test_a_users_schedule_is_validated():
 
 def test_recipe_without_a_name_is_an_error():
     with pytest.raises(ScheduleError, match="needs a name"):
-        recipe(naive, name="")
+        recipe(one_by_one, name="")
