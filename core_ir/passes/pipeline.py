@@ -1,31 +1,43 @@
 """The passes in the order in which they run, and the runner: verified at every border, logged, dumped on request.
 
-A joint graph is cleaned, cut into stages, its backwards are split, every task is cleaned again, and equal tasks are
-made one.
+A joint graph is cleaned, cut into stages, its backwards are split, and equal tasks are made one.
 """
 
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
 from plait.core_ir.graph import Eqn, Graph
+from plait.core_ir.passes.deduplicate_stages import deduplicate_stages
 from plait.core_ir.passes.eliminate_dead_code import eliminate_dead_code
+from plait.core_ir.passes.fold_constants import fold_constants
+from plait.core_ir.passes.fold_transposes import fold_transposes
+from plait.core_ir.passes.merge_common_subexpressions import merge_common_subexpressions
 from plait.core_ir.passes.partition_stages import partition_stages
+from plait.core_ir.passes.sort_equations import sort_equations
 from plait.core_ir.passes.split_backward import split_backward
-from plait.core_ir.program import Program, Stage
+from plait.core_ir.program import Program
 from plait.core_ir.text import print_graph, print_program
 from plait.core_ir.verify import verify, verify_program
 
 GraphPass: TypeAlias = Callable[[Graph], Graph]
 ProgramPass: TypeAlias = Callable[[Program], Program]
 
-CLEANING: tuple[GraphPass, ...] = (eliminate_dead_code,)
-"""What every graph goes through: the joint graph, and each task after the cut."""
+CLEANING: tuple[GraphPass, ...] = (
+    eliminate_dead_code,
+    fold_constants,
+    merge_common_subexpressions,
+    fold_transposes,
+    merge_common_subexpressions,
+    eliminate_dead_code,
+    sort_equations,
+)
+"""What a joint graph goes through before it is cut."""
 
-PROGRAM_PASSES: tuple[ProgramPass, ...] = (split_backward,)
+PROGRAM_PASSES: tuple[ProgramPass, ...] = (split_backward, deduplicate_stages)
 """What a program goes through once it is cut."""
 
 logger = logging.getLogger(__name__)
@@ -88,21 +100,6 @@ def build_program(
         before = {eqn for task in _tasks(program) for eqn in task.eqns}
         program = run.program(one.__name__, before, lambda one=one, program=program: one(program))  # type: ignore[misc]
     return program
-
-
-def clean_tasks(program: Program) -> Program:
-    """The program with every task cleaned."""
-    stages = [
-        Stage(stage.index, {kind: _cleaned(task) for kind, task in stage.tasks.items()})
-        for stage in program.stages
-    ]
-    return replace(program, stages=tuple(stages))
-
-
-def _cleaned(graph: Graph) -> Graph:
-    for one in CLEANING:
-        graph = one(graph)
-    return graph
 
 
 def _tasks(program: Program) -> list[Graph]:
