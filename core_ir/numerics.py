@@ -47,16 +47,21 @@ def gradient_error(grads: Mapping[str, Array], reference: Mapping[str, Array]) -
     return max(gradient_errors(grads, reference).values(), default=0.0)
 
 
-def gradient_errors(grads: Mapping[str, Array], reference: Mapping[str, Array]) -> dict[str, float]:
-    """The error of each gradient by name: what `gradient_error` is the largest of."""
+def gradient_errors(
+    grads: Mapping[str, Array], reference: Mapping[str, Array], *, partial: bool = False
+) -> dict[str, float]:
+    """The error of each gradient by name: what `gradient_error` is the largest of.
+
+    partial: `grads` may lack names, as those of one rank do; scales are those of the whole reference all the same.
+    """
     missing, extra = sorted(set(reference) - set(grads)), sorted(set(grads) - set(reference))
-    if missing or extra:
+    if extra or (missing and not partial):
         raise UsageError(f"gradients do not match the reference: missing {missing}, extra {extra}")
     largest = max(map(_largest, reference.values()), default=0.0)
     errors = {}
-    for name, expected in reference.items():
-        difference = _difference(grads[name], expected, f"gradient {name!r}")
-        scale = max(_largest(expected), SMALLEST_SCALE * largest)
+    for name, grad in grads.items():
+        difference = _difference(grad, reference[name], f"gradient {name!r}")
+        scale = max(_largest(reference[name]), SMALLEST_SCALE * largest)
         errors[name] = _ratio(difference, scale)
     return errors
 

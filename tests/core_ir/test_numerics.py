@@ -72,6 +72,13 @@ def test_names_that_differ_are_an_error_that_lists_them() -> None:
         gradient_error({"a": f32(1), "c": f32(1)}, {"a": f32(1), "b": f32(1)})
 
 
+def test_a_part_of_the_gradients_is_measured_by_the_scales_of_all() -> None:
+    reference = {"big": f32(100.0), "small": f32(0.0)}
+    assert gradient_errors({"small": f32(0.25)}, reference, partial=True) == {"small": 2.5}
+    with pytest.raises(UsageError, match=r"extra \['other'\]"):
+        gradient_errors({"other": f32(1)}, reference, partial=True)
+
+
 def test_shapes_that_differ_are_an_error_even_where_they_broadcast() -> None:
     with pytest.raises(UsageError, match=r"'a' has shape \[1\], the reference \[2\]"):
         gradient_error({"a": f32(1)}, {"a": f32(1, 1)})

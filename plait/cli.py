@@ -1,0 +1,253 @@
+"""The command line: `plait`, and `python -m plait.cli`."""
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, NoReturn, TypeAlias
+
+import typer
+from rich.console import Console
+
+from plait.api import capture_program
+from plait.cli_schedule import app as schedule_app
+from plait.compare.plan import Request, plan_jobs
+from plait.compare.report import Display, rows_table, training_table
+from plait.compare.run import Results, run_jobs
+from plait.core_ir.errors import MissingExtraError, PlaitError, ScheduleError, UsageError
+from plait.core_ir.program import TASK_KINDS
+from plait.core_ir.text import print_graph, print_program
+from plait.workloads.workload import Sizes, is_named, load_workload
+
+app = typer.Typer(
+    help="Compile PyTorch and JAX models for pipeline-parallel training, and compare how they run.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(schedule_app, name="schedule")
+
+Model: TypeAlias = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="mlp, llama, or package.module:build with build() -> (loss_fn, model, batch).",
+    ),
+]
+Config: TypeAlias = Annotated[str, typer.Option(help="Size of a named model: tiny, small or 7b.")]
+Frontend: TypeAlias = Annotated[
+    str, typer.Option(help="Sources of a named model: torch,flax. Default: those installed.")
+]
+Backend: TypeAlias = Annotated[str, typer.Option(help="torch,jax. Default: those installed.")]
+Engine: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        help="local, distributed (torch); mpmd, spmd (jax). Each goes with its backend. "
+        "Default: distributed, mpmd."
+    ),
+]
+Ranks: TypeAlias = Annotated[int, typer.Option(min=1, help="Ranks of the pipeline.")]
+Microbatches: TypeAlias = Annotated[int, typer.Option(min=1, help="Microbatches of a batch.")]
+Split: TypeAlias = Annotated[
+    str, typer.Option(help="Module paths to cut before. Default: stages of even length.")
+]
+Dtype: TypeAlias = Annotated[str, typer.Option(help="Of a named model's parameters: f32 or bf16.")]
+BatchSize: TypeAlias = Annotated[
+    int | None, typer.Option(min=1, help="Rows of a named model's batch. Default: 2 a microbatch.")
+]
+Codegen: TypeAlias = Annotated[
+    str | None, typer.Option(help="Of the torch backend: inductor (default) or eager.")
+]
+Device: TypeAlias = Annotated[
+    str | None,
+    typer.Option(help="cpu, cuda (torch), gpu (jax). Default: the GPU where there is one."),
+]
+Json: TypeAlias = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Write the figures to this file.")
+]
+Timeout: TypeAlias = Annotated[
+    float, typer.Option(help="Seconds without a word from an engine after which it is given up.")
+]
+
+
+@app.command()
+def compare(
+    model: Model,
+    config: Config = "tiny",
+    frontend: Frontend = "",
+    backend: Backend = "",
+    engine: Engine = "",
+    schedule: Annotated[str, typer.Option(help="Names or CSV files.")] = "1f1b",
+    ranks: Ranks = 2,
+    microbatches: Microbatches = 8,
+    split: Split = "",
+    dtype: Dtype = "f32",
+    steps: Annotated[int, typer.Option(min=1, help="Timed steps of a row.")] = 5,
+    batch_size: BatchSize = None,
+    train: Annotated[
+        int,
+        typer.Option(min=0, help="Then train so many steps on the first engine of each backend."),
+    ] = 0,
+    codegen: Codegen = None,
+    device: Device = None,
+    json: Json = None,
+    timeout: Timeout = 600.0,
+) -> None:
+    """Run a model through frontends, backends, engines and schedules, and compare them in one table.
+
+    Options that say so take lists by comma: --frontend torch,flax. Every engine runs in processes of its own, which
+    this command starts, one thread a rank.
+    """
+    request = Request(
+        model=model,
+        config=config,
+        frontends=_names(frontend),
+        backends=_names(backend),
+        engines=_names(engine),
+        schedules=_names(schedule),
+        num_ranks=ranks,
+        num_microbatches=microbatches,
+        split=_names(split),
+        dtype=dtype,
+        batch_size=batch_size,
+        steps=steps,
+        train_steps=train,
+        codegen=codegen,
+        device=device,
+    )
+    _run(request, json, timeout)
+
+
+@app.command()
+def train(
+    model: Model,
+    config: Config = "tiny",
+    frontend: Frontend = "",
+    backend: Backend = "",
+    engine: Engine = "",
+    schedule: Annotated[str, typer.Option(help="A name or a CSV file.")] = "1f1b",
+    ranks: Ranks = 2,
+    microbatches: Microbatches = 8,
+    split: Split = "",
+    dtype: Dtype = "f32",
+    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 100,
+    batch_size: BatchSize = None,
+    codegen: Codegen = None,
+    device: Device = None,
+    json: Json = None,
+    timeout: Timeout = 600.0,
+) -> None:
+    """Train a model through backends, one engine of each, from the same weights on the same batches.
+
+    AdamW; the loss on held-out batches before and after. A model of your own is trained on the batch it comes with.
+    """
+    request = Request(
+        model=model,
+        config=config,
+        frontends=_names(frontend),
+        backends=_names(backend),
+        engines=_names(engine),
+        schedules=_names(schedule),
+        num_ranks=ranks,
+        num_microbatches=microbatches,
+        split=_names(split),
+        dtype=dtype,
+        batch_size=batch_size,
+        steps=0,
+        train_steps=steps,
+        codegen=codegen,
+        device=device,
+    )
+    _run(request, json, timeout)
+
+
+@app.command()
+def program(
+    model: Model,
+    config: Config = "tiny",
+    frontend: Annotated[
+        str,
+        typer.Option(help="Source of a named model: torch or flax. Default: what is installed."),
+    ] = "",
+    split: Split = "",
+    ranks: Annotated[
+        int, typer.Option("--ranks", "--stages", min=1, help="Stages to cut into.")
+    ] = 2,
+    microbatches: Microbatches = 8,
+    batch_size: BatchSize = None,
+    dtype: Dtype = "f32",
+    stage: Annotated[int | None, typer.Option(min=0, help="One stage. Default: all.")] = None,
+    task: Annotated[str | None, typer.Option(help="One task of the stage: F, B, I or W.")] = None,
+    source: Annotated[
+        bool, typer.Option("--source", help="Say where each equation comes from.")
+    ] = False,
+) -> None:
+    """Print the IR of a model's pipeline, or of one task of one stage. Nothing is compiled."""
+    if (stage is None) != (task is None):
+        raise UsageError(
+            "--stage and --task go together: name both, or neither for the whole program"
+        )
+    request = Request(model, config, _names(frontend), (), (), ("1f1b",), ranks, microbatches)
+    request = replace(request, dtype=dtype, batch_size=batch_size, split=_names(split))
+    job = plan_jobs(request)[0]
+    sizes = Sizes(config, dtype, job.batch_size, ranks)
+    workload = load_workload(model, job.frontends[0], sizes, job.split, abstract=is_named(model))
+    _, built = capture_program(
+        workload.loss_fn,
+        workload.model,
+        workload.batch,
+        num_microbatches=microbatches,
+        split=workload.split,
+    )
+    if stage is None or task is None:
+        sys.stdout.write(print_program(built, source=source))
+        return
+    if stage >= built.num_stages:
+        raise UsageError(f"there is no stage {stage}; stages are 0 to {built.num_stages - 1}")
+    kind = next((kind for kind in TASK_KINDS if kind == task), None)
+    if kind is None:
+        raise UsageError(f"unknown task {task!r}; there are: {', '.join(TASK_KINDS)}")
+    sys.stdout.write(print_graph(built.task(stage, kind), source=source))
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line; exit with code 2 for a usage error, 1 for any other that Plait raises."""
+    sys.path.insert(0, os.getcwd())  # for package.module:build, as `python -m` does
+    try:
+        app(None if arguments is None else list(arguments))
+    except PlaitError as error:
+        print(f"error: {error}", file=sys.stderr)
+        misused = isinstance(error, (UsageError, ScheduleError, MissingExtraError))
+        sys.exit(2 if misused else 1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    sys.exit(0)
+
+
+def _run(request: Request, json: Path | None, timeout: float) -> None:
+    jobs = plan_jobs(request)
+    with Display(Console(stderr=True)) as display:
+        results = run_jobs(jobs, display, timeout=timeout)
+    _show(results)
+    if json is not None:
+        results.write_json(json)
+
+
+def _show(results: Results) -> None:
+    console = Console()
+    if not console.is_terminal:
+        console.width = 160
+    if results.rows:
+        console.print(rows_table(results.rows))
+    if results.training:
+        console.print(training_table(results.training))
+
+
+def _names(text: str) -> tuple[str, ...]:
+    """The names in a list by comma, each once."""
+    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
+
+if __name__ == "__main__":
+    main()

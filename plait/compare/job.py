@@ -1,0 +1,68 @@
+"""A job: what the processes of one engine are to measure. It travels to them as JSON."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Self
+
+from plait.core_ir.schedule import registry
+from plait.core_ir.schedule.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class Job:
+    """Rows, frontends x schedules, for one engine; then, if `train_steps`, a training.
+
+    frontends: names of a model's sources, or one None where the model itself says what it is. steps: timed steps of a
+    row. train_frontend: whose model is trained.
+    """
+
+    model: str
+    config: str
+    dtype: str
+    batch_size: int
+    split: tuple[str, ...] | None
+    backend: str
+    engine: str
+    codegen: str | None
+    device: str | None
+    num_ranks: int
+    num_microbatches: int
+    frontends: tuple[str | None, ...]
+    schedules: tuple[str, ...]
+    steps: int
+    train_steps: int = 0
+    train_frontend: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The engine, as it is called in messages."""
+        return f"{self.backend} {self.engine}"
+
+    @property
+    def num_processes(self) -> int:
+        """Processes that run the job: the ranks of a `distributed` engine, else one."""
+        return self.num_ranks if self.engine == "distributed" else 1
+
+    @property
+    def num_rows(self) -> int:
+        """Rows, without the training."""
+        return len(self.frontends) * len(self.schedules) if self.steps else 0
+
+    def to_json(self) -> str:
+        """One line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The job of such a line."""
+        fields = json.loads(text)
+        for name in ("split", "frontends", "schedules"):
+            fields[name] = None if fields[name] is None else tuple(fields[name])
+        return cls(**fields)
+
+
+def stages_of(schedule: str, num_ranks: int) -> int:
+    """The stages that a schedule, a name or a CSV file, has on so many ranks; ScheduleError for an unknown one."""
+    if schedule.endswith(".csv"):
+        return Schedule.from_csv(schedule).num_stages
+    return num_ranks * registry.find(schedule).stages_per_rank

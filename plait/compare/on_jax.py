@@ -1,0 +1,86 @@
+"""What a worker asks of JAX when the jax backend runs: memory, an optimizer, trees."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from plait.compare import memory
+from plait.compare.job import Job
+from plait.compare.train import AdamW, Trainer, parameter_tree
+from plait.core_ir.arrays import to_numpy
+from plait.pipeline import Pipeline
+
+
+class Host:
+    """The devices that a worker's pipelines run on."""
+
+    def __init__(self, job: Job) -> None:
+        self._devices = jax.devices(job.device)
+        kind = self._devices[0]
+        self.device = "cpu" if kind.platform == "cpu" else kind.device_kind
+
+    @property
+    def versions(self) -> tuple[str, ...]:
+        """The packages whose versions belong to a row."""
+        return ("jax", "jaxlib")
+
+    def wait(self, results: Any) -> None:
+        """Until the results are there."""
+        jax.block_until_ready(results)  # type: ignore[no-untyped-call]
+
+    def reset_peak(self) -> None:
+        """Count peak memory anew; a GPU counts from the start of the process."""
+        memory.reset_peak()
+
+    def peak_bytes(self) -> int:
+        """The most memory since `reset_peak`: of the fullest device where it says so, else of the process."""
+        stats = [device.memory_stats() for device in self._devices]
+        peaks = [s["peak_bytes_in_use"] for s in stats if s and "peak_bytes_in_use" in s]
+        return max(peaks, default=0) or memory.peak_bytes()
+
+    def trainer(self, pipeline: Pipeline, adamw: AdamW) -> Trainer:
+        """AdamW over the pipeline's parameters."""
+        return OptaxTrainer(pipeline, adamw)
+
+
+@contextmanager
+def host(job: Job) -> Iterator[Host]:
+    """The host of this worker."""
+    yield Host(job)
+
+
+class OptaxTrainer:
+    """Trains a model of either framework as a tree of JAX arrays, by optax.adamw."""
+
+    def __init__(self, pipeline: Pipeline, adamw: AdamW) -> None:
+        self._pipeline = pipeline
+        self._params = parameter_tree(pipeline, jnp.asarray)
+        b1, b2 = adamw.betas
+        self._optimizer = optax.adamw(
+            adamw.lr, b1=b1, b2=b2, eps=adamw.eps, weight_decay=adamw.weight_decay
+        )
+        self._state = self._optimizer.init(self._params)
+        self._update = jax.jit(self._updated)
+
+    def step(self, batch: Any) -> float:
+        """One update; the loss before it."""
+        loss, grads = self._pipeline.loss_and_grads(batch, self._params)
+        self._params, self._state = self._update(grads, self._state, self._params)
+        return float(to_numpy(loss))
+
+    def loss(self, batch: Any) -> float:
+        """The loss as the parameters stand."""
+        return float(to_numpy(self._pipeline.forward(batch, self._params)))
+
+    def _updated(self, grads: Any, state: Any, params: Any) -> tuple[Any, Any]:
+        updates, state = self._optimizer.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+
+def leaves(tree: Any) -> list[Any]:
+    """The leaves of a tree, in order."""
+    return list(jax.tree.leaves(tree))

@@ -1,0 +1,134 @@
+"""From the options of a comparison, lists of names, to jobs. Every name is checked before a process starts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from plait.compare.job import Job, stages_of
+from plait.core_ir.errors import UsageError
+from plait.core_ir.schedule import registry
+from plait.extras import installed
+from plait.options import CODEGENS, ENGINES
+from plait.workloads.family import find_family
+from plait.workloads.workload import DTYPES, FRONTENDS, is_named
+
+
+@dataclass(frozen=True)
+class Request:
+    """The options of `compare` and `train`. An empty list: what is installed, or the default."""
+
+    model: str
+    config: str = "tiny"
+    frontends: Sequence[str] = ()
+    backends: Sequence[str] = ()
+    engines: Sequence[str] = ()
+    schedules: Sequence[str] = ("1f1b",)
+    num_ranks: int = 2
+    num_microbatches: int = 8
+    split: Sequence[str] = ()
+    dtype: str = "f32"
+    batch_size: int | None = None
+    steps: int = 5
+    train_steps: int = 0
+    codegen: str | None = None
+    device: str | None = None
+
+
+def plan_jobs(request: Request) -> list[Job]:
+    """A job for each engine, in the order of backends; UsageError or ScheduleError for what does not fit.
+
+    An engine goes with its own backend. A backend of which no engine is named runs its default: torch `distributed` on
+    two ranks or more, else `local`; jax `mpmd`. The first engine of each backend does the training, with the frontend
+    of the backend's own framework where that is among the frontends.
+    """
+    _check(request)
+    frontends = _frontends(request)
+    jobs = []
+    for backend in _backends(request):
+        own = [name for name in frontends if name is not None and FRONTENDS[name] == backend]
+        for position, engine in enumerate(_engines(request, backend)):
+            jobs.append(
+                Job(
+                    model=request.model,
+                    config=request.config,
+                    dtype=request.dtype,
+                    batch_size=request.batch_size or 2 * request.num_microbatches,
+                    split=tuple(request.split) or None,
+                    backend=backend,
+                    engine=engine,
+                    codegen=request.codegen if CODEGENS[backend] else None,
+                    device=request.device,
+                    num_ranks=request.num_ranks,
+                    num_microbatches=request.num_microbatches,
+                    frontends=tuple(frontends),
+                    schedules=tuple(request.schedules),
+                    steps=request.steps,
+                    train_steps=request.train_steps if position == 0 else 0,
+                    train_frontend=[*own, *frontends][0],
+                )
+            )
+    return jobs
+
+
+def _check(request: Request) -> None:
+    if is_named(request.model):
+        find_family(request.model).config(request.config)
+    known = {
+        "frontend": (request.frontends, tuple(FRONTENDS)),
+        "backend": (request.backends, tuple(ENGINES)),
+        "engine": (request.engines, tuple(e for engines in ENGINES.values() for e in engines)),
+        "codegen": ([request.codegen] if request.codegen else [], CODEGENS["torch"]),
+        "dtype": ([request.dtype], DTYPES),
+    }
+    for option, (names, there_are) in known.items():
+        for name in names:
+            if name not in there_are:
+                raise UsageError(f"unknown {option} {name!r}; there are: {', '.join(there_are)}")
+    numbers = {
+        "ranks": request.num_ranks,
+        "microbatches": request.num_microbatches,
+        "batch-size": request.batch_size or request.num_microbatches,
+    }
+    for option, number in numbers.items():
+        if number < 1:
+            raise UsageError(f"{option} must be at least 1, got {number}")
+    rows = request.batch_size or request.num_microbatches
+    if rows % request.num_microbatches:
+        raise UsageError(
+            f"a batch of {rows} rows cannot be cut into {request.num_microbatches} equal microbatches"
+        )
+    backends = _backends(request)
+    for engine in request.engines:
+        if not any(engine in ENGINES[backend] for backend in backends):
+            raise UsageError(
+                f"engine {engine!r} belongs to none of the backends asked for ({', '.join(backends)})"
+            )
+    if not request.schedules:
+        raise UsageError("name at least one schedule")
+    for schedule in request.schedules:
+        if not schedule.endswith(".csv"):
+            registry.build(schedule, request.num_ranks, request.num_microbatches)
+        stages_of(schedule, request.num_ranks)
+
+
+def _frontends(request: Request) -> list[str | None]:
+    if request.frontends:
+        return list(request.frontends)
+    if not is_named(request.model):
+        return [None]
+    return [name for name, framework in FRONTENDS.items() if installed(framework)] or ["torch"]
+
+
+def _backends(request: Request) -> list[str]:
+    if request.backends:
+        return list(request.backends)
+    if request.engines:
+        return [b for b in ENGINES if set(ENGINES[b]) & set(request.engines)]
+    return [name for name in FRONTENDS.values() if installed(name)] or ["torch"]
+
+
+def _engines(request: Request, backend: str) -> list[str]:
+    own = [name for name in request.engines if name in ENGINES[backend]]
+    if own:
+        return own
+    distributed = backend == "torch" and request.num_ranks > 1
+    return ["distributed" if distributed else ENGINES[backend][0]]

@@ -1,0 +1,110 @@
+"""Comparisons for people: progress while they run, one table of rows, one of trainings."""
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+from rich.progress import TimeElapsedColumn as Elapsed
+from rich.table import Table
+
+MEBIBYTE = 2**20
+
+
+class Display:
+    """Progress on long work: a bar on a terminal, a line for each new piece of work elsewhere."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._shown = ""
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+        )
+        self._bar = Progress(*columns, Elapsed(), console=console, transient=True)
+        self._task = self._bar.add_task("starting", total=None)
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+
+    def show(self, what: str, done: int, total: int | None) -> None:
+        """Say what is being done, and how much of it is."""
+        if self._console.is_terminal:
+            self._bar.update(self._task, description=what, completed=done, total=total)
+        elif what != self._shown:
+            self._console.print(what, markup=False, highlight=False, soft_wrap=True)
+        self._shown = what
+
+
+def rows_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """Loss, largest gradient difference, times, simulated bubble and memory of each row; red where out of tolerance."""
+    first = rows[0]
+    title = (
+        f"{first['model']}: {first['ranks']} ranks, {first['stages']} stages, {first['microbatches']} microbatches, "
+        f"{first['dtype']}, {first['device']}"
+    )
+    table = Table(title=title, caption=_CAPTION, caption_justify="left")
+    for name in ("frontend", "backend", "engine", "schedule"):
+        table.add_column(name)
+    for name in _NUMBERS:
+        table.add_column(name, justify="right")
+    for row in rows:
+        cells = [row["frontend"], row["backend"], row["engine"], row["schedule"]]
+        cells += [
+            f"{row['loss']:.6f}",
+            f"{row['max_grad_error']:.1e}",
+            f"{1e3 * row['step_seconds']['median']:.1f} ± {1e3 * row['step_seconds']['spread']:.1f}",
+            f"{row['tokens_per_second']:,.0f}",
+            f"{row['bubble_rate']:.1%}",
+            f"{row['compile_seconds']:.1f}",
+            f"{row['peak_memory_bytes'] / MEBIBYTE:,.0f}",
+        ]
+        table.add_row(*cells, style=None if row["within_tolerance"] else "red")
+    return table
+
+
+_NUMBERS = (
+    "loss",
+    "gradient error",
+    "step ms",
+    "tokens/s",
+    "bubble",
+    "compile s",
+    "peak MiB",
+)
+_CAPTION = (
+    "gradient error: the largest difference to the unpipelined framework; step: median ± range of the middle half, "
+    "compile excluded; bubble: simulated with measured task times; compile: a schedule after the first shares what was "
+    "compiled; peak: of the fullest process"
+)
+
+
+def training_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """Held-out losses before and after, and how fast it went."""
+    table = Table(title=f"{rows[0]['model']}: {rows[0]['steps']} training steps")
+    for name in ("frontend", "backend", "engine", "schedule"):
+        table.add_column(name)
+    for name in ("held-out loss before", "after", "seconds", "tokens/s"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(
+            *(row[name] for name in ("frontend", "backend", "engine", "schedule")),
+            f"{row['loss_before']:.6f}",
+            f"{row['loss_after']:.6f}",
+            f"{row['seconds']:.1f}",
+            f"{row['tokens_per_second']:,.0f}",
+        )
+    return table

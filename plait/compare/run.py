@@ -1,0 +1,63 @@
+"""A comparison from its jobs to its results: rows and trainings."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from plait.compare.job import Job
+from plait.compare.launch import run_job
+from plait.compare.measure import merge
+from plait.compare.report import Display
+
+
+@dataclass
+class Results:
+    """What `--json` writes: rows by frontend, backend, engine and schedule, and trainings."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    training: list[dict[str, Any]] = field(default_factory=list)
+
+    def write_json(self, path: Path) -> None:
+        """Write `{"rows": [...], "training": [...]}`; a number that is not finite becomes null."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = _finite({"rows": self.rows, "training": self.training})
+        path.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def run_jobs(jobs: Sequence[Job], display: Display, *, timeout: float) -> Results:
+    """Run one job after another; ExecutionError from the first that fails."""
+    results = Results()
+    for job in jobs:
+        parts = _run(job, display, timeout)
+        results.rows += [merge(list(ranks)) for ranks in zip(*parts["row"], strict=True)]
+        results.training += parts["training"][0]
+    return results
+
+
+def _run(job: Job, display: Display, timeout: float) -> dict[str, list[list[dict[str, Any]]]]:
+    """What each rank of a job reported, by kind of event: `parts[kind][rank]`."""
+    parts: dict[str, list[list[dict[str, Any]]]] = {
+        kind: [[] for _ in range(job.num_processes)] for kind in ("row", "training")
+    }
+
+    def listen(rank: int, event: dict[str, Any]) -> None:
+        kind = event["event"]
+        if kind in parts:
+            parts[kind][rank].append(event["row"])
+        elif kind == "progress" and rank == 0:
+            display.show(event["what"], event["done"], event["total"])
+
+    display.show(f"{job.name}: starting", 0, None)
+    run_job(job, listen, timeout=timeout)
+    return parts
+
+
+def _finite(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {key: _finite(item) for key, item in tree.items()}
+    if isinstance(tree, list):
+        return [_finite(item) for item in tree]
+    return None if isinstance(tree, float) and not math.isfinite(tree) else tree
