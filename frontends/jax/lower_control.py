@@ -108,10 +108,11 @@ def _cotangent(b: Builder, site: Site, *operands: Value) -> Sequence[Value]:
     if not marks.cuts(site.params["path"]):
         return operands
     index = marks.close(site.params["uid"])
-    if index is None:
+    of_loss = not marks.backward or not marks.backward.isdisjoint(operands)
+    if index is None or not of_loss:
         raise CaptureError(
-            f"{site.source}: this stage boundary is differentiated twice; keep stage boundaries out of functions "
-            "whose gradient the loss itself takes"
+            f"{site.source}: the loss takes a gradient through this stage boundary itself; keep stage boundaries out "
+            "of functions that the loss differentiates"
         )
     return b.emit(ops.boundary, *operands, index=index, backward=True)
 
@@ -123,9 +124,7 @@ def _identities(b: Builder, site: Site, *operands: Value) -> Sequence[Value]:
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
         "jit": _call("jaxpr"),
-        "pjit": _call("jaxpr"),
         "closed_call": _call("call_jaxpr"),
-        "core_call": _call("call_jaxpr"),
         "custom_jvp_call": _call("call_jaxpr"),
         "custom_vjp_call": _call("call_jaxpr"),
         "remat2": _remat,

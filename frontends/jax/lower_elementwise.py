@@ -1,5 +1,6 @@
 """Lowering rules: elementwise primitives and conversions."""
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -25,7 +26,7 @@ def _or_logical(op: Op, logical: Op) -> Rule:
 def _mul(b: Builder, site: Site, x: Value, y: Value) -> Value:
     dtype, shape = site.result.dtype, site.result.shape
     x, y = (spread(b, b.convert(v, dtype), shape) for v in (x, y))
-    return b(ops.and_ if dtype == bool_ else ops.mul, x, y)
+    return b(ops.mul, x, y)
 
 
 def _div(b: Builder, site: Site, x: Value, y: Value) -> Value:
@@ -38,6 +39,12 @@ def _div(b: Builder, site: Site, x: Value, y: Value) -> Value:
 def _pow(b: Builder, site: Site, x: Value, y: Value) -> Value:
     dtype, shape = site.result.dtype, site.result.shape
     return b(ops.pow_, *(spread(b, b.convert(v, dtype), shape) for v in (x, y)))
+
+
+def _digamma(b: Builder, site: Site, x: Value) -> Value:
+    # At the pole at zero JAX has NaN, as at the other poles; the op has an infinity.
+    at_zero = b(ops.compare, x, b.full(x.type, 0), direction="eq")
+    return b(ops.select, at_zero, b.full(x.type, math.nan), b(ops.digamma, x))
 
 
 def _square(b: Builder, site: Site, x: Value) -> Value:
@@ -158,7 +165,6 @@ _PLAIN: Mapping[str, Op] = {
     "erfc": ops.erfc,
     "erf_inv": ops.erf_inv,
     "lgamma": ops.lgamma,
-    "digamma": ops.digamma,
     "floor": ops.floor,
     "ceil": ops.ceil,
     "not": ops.not_,
@@ -192,6 +198,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "mul": _mul,
         "div": _div,
         "pow": _pow,
+        "digamma": _digamma,
         "square": _square,
         "integer_pow": _integer_pow,
         "select_n": _select_n,
@@ -203,7 +210,6 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "reduce_precision": _reduce_precision,
         "stop_gradient": _identity,
         "copy": _identity,
-        "copy_p": _identity,
         "name": _identity,
     }
 )

@@ -1,6 +1,6 @@
 """Lowering rules: gather and the scatters, in all their modes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -8,13 +8,13 @@ import numpy as np
 from jax.lax import GatherScatterMode
 
 from plait.core_ir.build import Builder
-from plait.core_ir.errors import CaptureError
 from plait.core_ir.graph import Value
 from plait.core_ir.op import Literal
 from plait.core_ir.ops import elementwise
 from plait.core_ir.ops import index as ops
 from plait.core_ir.ops.reduce import highest, lowest
 from plait.core_ir.types import DType
+from plait.frontends.jax.lower_extern import extern
 from plait.frontends.jax.site import Rule, Site, ints, key_rank
 
 
@@ -48,12 +48,12 @@ def _fill_value(given: Any, dtype: DType) -> np.ndarray[Any, Any]:
 
 
 def _scatter(kind: str) -> Rule:
-    def rule(b: Builder, site: Site, x: Value, indices: Value, updates: Value) -> Value:
+    def rule(
+        b: Builder, site: Site, x: Value, indices: Value, updates: Value
+    ) -> Value | Sequence[Value]:
         p = site.params
         if kind == "set" and p["update_jaxpr"] is not None:
-            raise CaptureError(
-                f"{site.source}: `.at[...].apply(f)` has no lowering; write x.at[i].set(f(x[i])) instead"
-            )
+            return extern(b, site, x, indices, updates)
         if site.eqn.primitive.name == "scatter-sub":
             updates = b(elementwise.neg, updates)
         names = p["dimension_numbers"]

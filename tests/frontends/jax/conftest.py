@@ -1,0 +1,8 @@
+"""Puts the helpers of these tests on the path."""
+
+import sys
+from pathlib import Path
+
+HERE = str(Path(__file__).resolve().parent)
+if HERE not in sys.path:
+    sys.path.insert(0, HERE)

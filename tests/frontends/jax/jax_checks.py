@@ -1,0 +1,115 @@
+"""Helpers: lower a function of JAX and run it with the NumPy interpreter, against JAX itself.
+
+from jax_checks import Case, check
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from plait.core_ir.build import Builder
+from plait.core_ir.graph import Graph
+from plait.core_ir.interpret import interpret
+from plait.core_ir.types import dtype_of
+from plait.core_ir.verify import verify
+from plait.frontends.jax.jaxpr import jaxprs_of, type_of_aval
+from plait.frontends.jax.lower import lower_jaxpr
+from plait.frontends.jax.marks import Marks
+
+TOLERANCE = {"f64": 1e-11, "c128": 1e-11, "f32": 1e-5, "c64": 1e-5, "f16": 2e-3, "bf16": 2e-2}
+"""Relative, by dtype; anything else is exact."""
+
+RANDOM = np.random.default_rng(0)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A function and its arguments; `primitive` must stand in its jaxpr."""
+
+    primitive: str
+    name: str
+    function: Callable[..., Any]
+    args: Sequence[Any]
+
+    def __str__(self) -> str:
+        return f"{self.primitive}-{self.name}"
+
+
+def random(shape: Sequence[int], dtype: Any = "f4", low: float = -3, high: float = 3) -> Any:
+    """Numbers of any dtype of NumPy or ml_dtypes, between two bounds."""
+    kind = np.dtype(dtype).kind
+    if kind == "b":
+        return RANDOM.integers(0, 2, shape).astype(dtype)
+    if kind in "iu":
+        return RANDOM.integers(
+            max(int(low), 0) if kind == "u" else int(low), int(high) + 1, shape
+        ).astype(dtype)
+    x = RANDOM.uniform(low, high, shape)
+    return (x + 1j * RANDOM.uniform(low, high, shape) if kind == "c" else x).astype(dtype)
+
+
+def with_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function's results and its cotangents for given ones: `(cotangents, *args)`."""
+
+    def both(cotangent: Any, *args: Any) -> Any:
+        out, pullback = jax.vjp(function, *args)
+        return out, pullback(cotangent)
+
+    return both
+
+
+def lower(function: Callable[..., Any], *args: Any) -> Graph:
+    """The lowered jaxpr of a function, verified."""
+    jaxpr = jax.make_jaxpr(function)(*args)
+    b = Builder("f")
+    inputs = [b.input(type_of_aval(aval, "input")) for aval in jaxpr.in_avals]
+    for value in lower_jaxpr(b, jaxpr, inputs, Marks(cuts=lambda path: not path)):
+        b.output(value)
+    graph = b.build()
+    verify(graph)
+    return graph
+
+
+def carrier(x: Any) -> Any:
+    """An array as NumPy; keys by their words."""
+    is_key = jnp.issubdtype(jnp.asarray(x).dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(x) if is_key else x)
+
+
+def primitives(jaxpr: Any) -> Iterator[str]:
+    """Names of all primitives in a jaxpr, nested ones too."""
+    for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        yield eqn.primitive.name
+        for inner in jaxprs_of(eqn):
+            yield from primitives(inner)
+
+
+def check(function: Callable[..., Any], *args: Any, primitive: str = "") -> Graph:
+    """The interpreted graph gives what JAX gives; `primitive` stands in the jaxpr and no extern in the graph."""
+    with jax.enable_x64(True):
+        if primitive:
+            assert primitive in set(primitives(jax.make_jaxpr(function)(*args)))
+        graph = lower(function, *args)
+        assert all(eqn.op.name != "extern" for eqn in graph.eqns)
+        expected = [carrier(x) for x in jax.tree.leaves(jax.jit(function)(*args))]
+        found = interpret(graph, [carrier(x) for x in jax.tree.leaves(args)])
+    assert len(found) == len(expected)
+    for got, want in zip(found, expected, strict=True):
+        assert got.dtype == want.dtype
+        assert got.shape == want.shape
+        assert_close(got, want)
+    return graph
+
+
+def assert_close(got: Any, want: Any) -> None:
+    """Equal within the tolerance of the dtype, NaN and infinities in the same places."""
+    tolerance = TOLERANCE.get(dtype_of(want.dtype).name)
+    if tolerance is None:
+        np.testing.assert_array_equal(got, want)
+        return
+    wide = np.complex128 if want.dtype.kind == "c" else np.float64
+    np.testing.assert_allclose(got.astype(wide), want.astype(wide), rtol=tolerance, atol=tolerance)

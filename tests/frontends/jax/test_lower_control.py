@@ -1,0 +1,168 @@
+"""Calls, control flow and recomputation against JAX; which of them stay in the graph."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax._src.lax.eval_jaxpr import eval_jaxpr_p
+from jax_checks import Case, check, lower, random, with_gradients
+
+from plait.core_ir.errors import CaptureError
+from plait.frontends.jax.boundary import stage_boundary
+from plait.frontends.jax.lower_control import RULES
+from plait.frontends.jax.marks import BOUNDARY, COTANGENT, TANGENT
+
+X, W = random((4, 3)), random((3, 3))
+
+
+@jax.custom_vjp
+def doubled(x: Any) -> Any:
+    return 2 * x
+
+
+doubled.defvjp(lambda x: (2 * x, None), lambda _, g: (2 * g,))
+
+
+@jax.custom_jvp
+def cubed(x: Any) -> Any:
+    return x**3
+
+
+cubed.defjvp(lambda p, t: (cubed(*p), 3 * p[0] ** 2 * t[0]))
+
+
+def rnn(w: Any, xs: Any, reverse: bool = False) -> Any:
+    def step(h: Any, x: Any) -> tuple[Any, Any]:
+        h = jnp.tanh(h @ w + x)
+        return h, (h * 2, h.sum())
+
+    return lax.scan(step, jnp.zeros(3, xs.dtype), xs, reverse=reverse)
+
+
+def branch(i: Any, x: Any) -> Any:
+    return lax.switch(i, (lambda x: x * 2, lambda x: x + 1, jnp.sin), x)
+
+
+def choose(p: Any, x: Any) -> Any:
+    return lax.cond(p, lambda x: x * W[0, 0], lambda x: x @ W, x)
+
+
+def newton(x: Any) -> Any:
+    return lax.while_loop(
+        lambda s: jnp.any(s[0] ** 2 - x > 1e-3), lambda s: ((s[0] + x / s[0]) / 2, s[1] + 1), (x, 0)
+    )
+
+
+def total(f: Any) -> Any:
+    return lambda *args: sum(jnp.sum(leaf) for leaf in jax.tree.leaves(f(*args)))
+
+
+CASES = [
+    Case("jit", "nested", jax.jit(lambda x: jax.jit(jnp.sin)(x) + 1), (X,)),
+    Case("jit", "constants", jax.jit(lambda x: x @ W + jnp.arange(3.0)), (X,)),
+    Case(
+        "closed_call",
+        "bound",
+        lambda x: eval_jaxpr_p.bind(x, jaxpr=jax.make_jaxpr(jnp.sin)(X)),
+        (X,),
+    ),
+    Case("custom_jvp_call", "plain", cubed, (X,)),
+    Case("", "custom-jvp-gradient", with_gradients(cubed), (X, X)),
+    Case("custom_vjp_call", "plain", doubled, (X,)),
+    Case("", "custom-vjp-gradient", with_gradients(doubled), (X, X)),
+    Case("remat2", "plain", jax.checkpoint(jnp.sin), (X,)),
+    Case(
+        "remat2",
+        "gradient",
+        jax.grad(total(jax.checkpoint(lambda x, w: jnp.sin(x @ w) @ w)), (0, 1)),
+        (X, W),
+    ),
+    Case(
+        "remat2",
+        "policy",
+        jax.grad(
+            total(
+                jax.checkpoint(
+                    lambda x, w: jnp.sin(x @ w) @ w, policy=jax.checkpoint_policies.dots_saveable
+                )
+            ),
+            1,
+        ),
+        (X, W),
+    ),
+    Case("cond", "switch", branch, (np.int32(1), X)),
+    Case("cond", "clamped", branch, (np.int32(-7), X)),
+    Case("cond", "false", choose, (np.bool_(False), X)),
+    Case("cond", "true-gradient", jax.grad(total(choose), 1), (np.bool_(True), X)),
+    Case("while", "newton", newton, (np.array([2.0, 9.0], "f4"),)),
+    Case(
+        "while",
+        "fori",
+        lambda x, n: lax.fori_loop(0, n, lambda i, x: x * 1.5 + i, x),
+        (X, np.int32(4)),
+    ),
+    Case(
+        "while",
+        "no-trip",
+        lambda x, n: lax.fori_loop(0, n, lambda i, x: x * 2, x),
+        (X, np.int32(0)),
+    ),
+    Case("scan", "forward", rnn, (W, X)),
+    Case("scan", "reverse", lambda w, x: rnn(w, x, True), (W, X)),
+    Case("scan", "empty", rnn, (W, X[:0])),
+    Case("scan", "gradient", jax.grad(total(rnn), (0, 1)), (W, X)),
+    Case("scan", "reverse-gradient", jax.grad(total(lambda w, x: rnn(w, x, True)), (0, 1)), (W, X)),
+    Case("scan", "fori", lambda x: lax.fori_loop(0, 4, lambda i, x: x * 1.5 + i, x), (X,)),
+    Case("scan", "associative", lambda x: lax.map(jnp.sin, x), (X,)),
+    Case("optimization_barrier", "two", lambda x, w: lax.optimization_barrier((x, w)), (X, W)),
+    Case(
+        "custom_linear_solve",
+        "triangular",
+        lambda a, b: lax.custom_linear_solve(
+            lambda x: a @ x,
+            b,
+            lambda _, b: lax.linalg.triangular_solve(a, b[:, None], left_side=True, lower=True)[
+                :, 0
+            ],
+        ),
+        (np.tril(W) + 4 * np.eye(3, dtype="f4"), X[0]),
+    ),
+    Case(BOUNDARY, "tree", lambda x, w: stage_boundary({"a": x, "b": (w, 3)}), (X, W)),
+    Case(COTANGENT, "gradient", jax.grad(total(lambda x, w: stage_boundary(x @ w)), 1), (X, W)),
+    Case(
+        TANGENT,
+        "forward-mode",
+        lambda x: jax.jvp(lambda x: jnp.sin(stage_boundary(x)), (x,), (x,)),
+        (X,),
+    ),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_rule(case: Case) -> None:
+    check(case.function, *case.args, primitive=case.primitive)
+
+
+def test_every_rule_has_a_case() -> None:
+    assert {case.primitive for case in CASES} - {""} == set(RULES)
+
+
+def ops(function: Any, *args: Any) -> list[str]:
+    return [eqn.op.name for eqn in lower(function, *args).eqns]
+
+
+def test_calls_are_inlined_and_loops_are_kept() -> None:
+    assert ops(jax.jit(lambda x: doubled(cubed(x))), X).count("mul") >= 2
+    assert ops(rnn, W, X) == ["constant", "broadcast", "scan"]
+    assert "while" in ops(newton, X)
+    assert "cond" in ops(choose, np.bool_(True), X)
+
+
+def test_a_boundary_inside_a_branch_is_refused() -> None:
+    with pytest.raises(
+        CaptureError, match=r"test_lower_control.py:\d+: a stage boundary stands inside a cond"
+    ):
+        lower(lambda p, x: lax.cond(p, stage_boundary, lambda x: x * 2, x), np.bool_(True), X)
