@@ -44,9 +44,11 @@ def rank_program(plan: Plan, axis: str) -> Callable[[jax.Array, State], dict[str
         start = {**_empty_state(plan), **{p: f for p, f in local.items() if p == "state"}}
 
         def tick(state: State, row: jax.Array) -> tuple[State, None]:
+            arrived: dict[str, Fields] = {}
             for kind in plan.kinds:
-                state = _phase(plan, kind, fixed, state, row)
-            return _exchange(plan, state, row, axis), None
+                state, row = _phase(plan, kind, fixed, state, row)
+                arrived.update(_exchange(plan, kind, state, axis))
+            return _receive(plan, state, arrived, row), None
 
         state, _ = lax.scan(tick, start, _drop_rank(table))
         return {
@@ -75,8 +77,13 @@ def _empty_state(plan: Plan) -> dict[str, Fields]:
     return state
 
 
-def _phase(plan: Plan, kind: TaskKind, fixed: State, state: State, row: jax.Array) -> State:
-    """Run the task of this kind that the row asks for, if it asks for one."""
+def _phase(
+    plan: Plan, kind: TaskKind, fixed: State, state: State, row: jax.Array
+) -> tuple[State, jax.Array]:
+    """Run the task of this kind that the row asks for, if it asks for one.
+
+    The row comes back as it was, but known only once the task has run: what depends on it stands behind the task.
+    """
     owned = [outbox(p) if plan.is_remote(p) else p for p in plan.written[kind]]
     read = {r.pool for task in plan.branches[kind] for r in task.reads}
     seen = {p: f for p, f in {**fixed, **state}.items() if p in read and p not in owned}
@@ -95,9 +102,10 @@ def _phase(plan: Plan, kind: TaskKind, fixed: State, state: State, row: jax.Arra
         }
         return pending - 1, entry + 1, own
 
-    start = (row[plan.columns["run", kind]], row, {name: state[name] for name in owned})
-    _, _, own = lax.while_loop(lambda loop: loop[0] > 0, body, start)
-    return {**state, **own}
+    runs = row[plan.columns["run", kind]]
+    start = (runs, row, {name: state[name] for name in owned})
+    _, row, own = lax.while_loop(lambda loop: loop[0] > 0, body, start)
+    return {**state, **own}, row - runs
 
 
 def _together(entry: jax.Array, seen: State) -> tuple[jax.Array, dict[str, Fields]]:
@@ -132,18 +140,16 @@ def _branch(plan: Plan, task: Wired) -> Callable[[jax.Array, State], tuple[Field
     return run
 
 
-def _row(x: jax.Array, at: jax.Array) -> jax.Array:
+def _row(x: jax.Array, at: jax.Array, *, keepdims: bool = False) -> jax.Array:
     row: jax.Array = lax.dynamic_index_in_dim(
-        x, at, 0, keepdims=False, allow_negative_indices=False
+        x, at, 0, keepdims=keepdims, allow_negative_indices=False
     )
     return row
 
 
 def _put(x: jax.Array, update: jax.Array, at: jax.Array) -> jax.Array:
-    starts: list[jax.Array | np.int32] = [at, *[np.int32(0)] * update.ndim]
-    return lax.dynamic_update_slice(
-        x, lax.expand_dims(update, (0,)), starts, allow_negative_indices=False
-    )
+    starts: list[jax.Array | np.int32] = [at, *[np.int32(0)] * (x.ndim - 1)]
+    return lax.dynamic_update_slice(x, update, starts, allow_negative_indices=False)
 
 
 def _store(
@@ -153,19 +159,34 @@ def _store(
     if plan.is_remote(pool):
         return fresh
     at = entry[plan.columns["write", kind, pool]]
+    rows = [lax.expand_dims(x, (0,)) for x in fresh]
     if pool.startswith("grads"):
-        fresh = tuple(lax.add(_row(x, at), new) for x, new in zip(own, fresh, strict=True))
-    return tuple(_put(x, new, at) for x, new in zip(own, fresh, strict=True))
+        # The row keeps its dimension, or XLA would not add in place where the pool has this row alone.
+        rows = [lax.add(_row(x, at, keepdims=True), new) for x, new in zip(own, rows, strict=True)]
+    return tuple(_put(x, new, at) for x, new in zip(own, rows, strict=True))
 
 
-def _exchange(plan: Plan, state: State, row: jax.Array, axis: str) -> State:
-    """Send every outbox to its rank; what arrives goes to the row the table names, a spare one if nothing did."""
+def _exchange(plan: Plan, kind: TaskKind, state: State, axis: str) -> dict[str, Fields]:
+    """Send what tasks of this kind made for other ranks, right behind them; what arrives, by pool."""
+    arrived = {}
+    for pool in plan.written[kind]:
+        if plan.is_remote(pool):
+            offset = plan.pools.offsets[pool]
+            pairs = [(rank, (rank + offset) % plan.num_ranks) for rank in plan.senders[pool]]
+            arrived[pool] = tuple(permute(x, axis, pairs) for x in state[outbox(pool)])
+    return arrived
+
+
+def _receive(plan: Plan, state: State, arrived: dict[str, Fields], row: jax.Array) -> State:
+    """Store what arrived in the row that the table names, a spare one where nothing did.
+
+    `row` comes from behind all tasks of the tick: a pool that one of them may still read would be copied.
+    """
     after = dict(state)
-    for pool, offset in plan.pools.offsets.items():
-        if not plan.is_remote(pool) or pool not in plan.senders:
-            continue
+    for pool, fields in arrived.items():
         at = row[plan.columns["arrive", pool]]
-        pairs = [(rank, (rank + offset) % plan.num_ranks) for rank in plan.senders[pool]]
-        arrived = [permute(x, axis, pairs) for x in state[outbox(pool)]]
-        after[pool] = tuple(_put(x, new, at) for x, new in zip(state[pool], arrived, strict=True))
+        after[pool] = tuple(
+            _put(x, lax.expand_dims(new, (0,)), at)
+            for x, new in zip(after[pool], fields, strict=True)
+        )
     return after

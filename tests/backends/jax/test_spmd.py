@@ -9,9 +9,12 @@ from stage_programs import inputs_for, layers, meaning
 
 from plait.backends.jax.engine_mpmd import MpmdEngine
 from plait.backends.jax.engine_spmd import SpmdEngine
+from plait.backends.jax.hlo import parse
 from plait.backends.runtime import StepInputs, StepOutputs
+from plait.core_ir.errors import ScheduleError, UsageError
 from plait.core_ir.program import Program
-from plait.core_ir.schedule import Schedule, build
+from plait.core_ir.schedule import Action, Schedule, build
+from plait.core_ir.schedule.kinds import B, F, I, W
 
 PROGRAMS: dict[str, Program] = {
     "alike": layers([3] * 5),
@@ -58,3 +61,118 @@ def test_a_step(name: str, schedule: str) -> None:
     outputs = engine.run(inputs)
     check(outputs, program, inputs)
     check_bits(outputs, one_by_one(program, num_microbatches).run(inputs))
+
+
+def of_ranks(num_ranks: int, placement: tuple[int, ...], num_microbatches: int) -> Schedule:
+    """GPipe of stages placed anyhow: every rank runs its tasks in the order of stages, W last of each."""
+    stages = range(len(placement))
+    rows: list[list[Action]] = [[] for _ in range(num_ranks)]
+    for m in range(num_microbatches):
+        for s in stages:
+            rows[placement[s]].append(Action(F, s, m))
+    for m in range(num_microbatches):
+        for s in reversed(stages):
+            rows[placement[s]].append(Action(B if s % 2 else I, s, m))
+        for s in stages:
+            if not s % 2:
+                rows[placement[s]].append(Action(W, s, m))
+    return Schedule.from_actions("placed", placement, num_microbatches, rows)
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "placement"),
+    [(1, (0, 0, 0, 0)), (2, (0, 1, 1, 0)), (2, (0, 1, 0, 1)), (4, (2, 0, 3, 1)), (3, (0, 0, 2, 2))],
+)
+@pytest.mark.parametrize("name", ["skip", "tied", "frozen"])
+def test_several_stages_a_rank_in_any_place(
+    name: str, num_ranks: int, placement: tuple[int, ...]
+) -> None:
+    program = {**PROGRAMS, "tied": layers([3] * 5, shared=(0, 1, 3))}[name]
+    inputs = inputs_for(program, 2)
+    engine = SpmdEngine(program, of_ranks(num_ranks, placement, 2))
+    outputs = engine.run(inputs)
+    check(outputs, program, inputs)
+    check_bits(outputs, one_by_one(program, 2).run(inputs))
+
+
+@pytest.mark.parametrize("num_microbatches", [1, 2, 4, 5, 6])
+def test_numbers_of_microbatches(num_microbatches: int) -> None:
+    program = PROGRAMS["skip"]
+    inputs = inputs_for(program, num_microbatches)
+    engine = SpmdEngine(program, build("zb-h1", 4, num_microbatches))
+    check(engine.run(inputs), program, inputs)
+
+
+def test_forward_only_keeps_nothing_for_a_backward() -> None:
+    program = PROGRAMS["unlike"]
+    inputs = dataclasses.replace(inputs_for(program, 3), backward=False)
+    engine = SpmdEngine(program, build("1f1b", 3, 3))
+    outputs = engine.run(inputs)
+    check(outputs, program, inputs)
+    assert outputs.grads == {}
+    kept = engine.plan(backward=False).num_rows
+    assert not any(pool.startswith(("saved", "handover", "gradient", "grads")) for pool in kept)
+
+
+def test_slots_are_as_many_as_the_schedule_keeps_alive() -> None:
+    program, num_microbatches = PROGRAMS["alike"], 6
+    rows = {
+        name: SpmdEngine(program, build(name, 4, num_microbatches)).plan().num_rows["saved.I"]
+        for name in ("gpipe", "1f1b")
+    }
+    # One more than are alive is for the last stage, whose bundle is the only one of two residuals.
+    assert rows == {"gpipe": num_microbatches, "1f1b": 4}
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_no_product_runs_outside_its_tasks_loop(num_ranks: int, schedule: str) -> None:
+    program = layers([3] * (num_ranks + 1))
+    engine = SpmdEngine(program, build(schedule, num_ranks, 3))
+    module = parse(engine.compiled_text())
+    products = [depth for depth, instruction in module.walk() if instruction.is_product]
+    # In the loop over ticks, and in the loop of its task.
+    assert products
+    assert min(products) == 2
+
+
+def test_no_pool_is_copied_on_every_tick() -> None:
+    engine = SpmdEngine(layers([3] * 5), build("1f1b", 4, 3))
+    pools = {
+        f"{t.dtype.name}[{','.join(map(str, (engine.plan().num_rows[pool], *t.shape)))}]"
+        for pool, layout in engine.plan().layouts.items()
+        for t in layout.fields
+    }
+    copies = [
+        instruction.type.split("{")[0]
+        for depth, instruction in parse(engine.compiled_text()).walk()
+        if depth >= 1 and instruction.opcode == "copy"
+    ]
+    assert pools
+    assert not pools & set(copies)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", ["unlike", "skip"])
+def test_a_program_lowers_for_cuda_on_this_machine(name: str, schedule: str) -> None:
+    program = PROGRAMS[name]
+    engine = SpmdEngine(program, build(schedule, program.num_stages, 3))
+    for backward in (True, False):
+        text = engine.lower("cuda", backward=backward).as_text()
+        assert "stablehlo.collective_permute" in text
+        assert "custom_call" not in text.replace("custom_call @Sharding", "").replace(
+            "custom_call @SPMD", ""
+        )
+
+
+def test_more_ranks_than_devices_is_an_error_that_helps() -> None:
+    program = PROGRAMS["alike"]
+    with pytest.raises(UsageError, match="xla_force_host_platform_device_count=4"):
+        SpmdEngine(program, build("gpipe", 4, 2), devices=jax.devices()[:3])
+
+
+def test_a_schedule_that_cannot_run_names_who_waits() -> None:
+    program = layers([3, 3, 3])
+    rows = [[Action(B, 0, 0), Action(F, 0, 0)], [Action(F, 1, 0), Action(B, 1, 0)]]
+    with pytest.raises(ScheduleError, match="rank 0 at 0I0"):
+        SpmdEngine(program, Schedule.from_actions("wrong", (0, 1), 1, rows))
