@@ -15,29 +15,28 @@ from typing import TypeAlias
 from plait.core_ir.graph import Eqn, Graph, Value
 from plait.core_ir.ops.control import barrier
 from plait.core_ir.passes.equations import has_effect
-from plait.core_ir.passes.structure import input_keys, op_key, result_keys
+from plait.core_ir.passes.structure import ValueKeys, op_key
 
 _Key: TypeAlias = tuple[str, tuple[Value, ...]]
 
 
 def merge_common_subexpressions(graph: Graph) -> Graph:
     """The graph with each distinct pure equation once."""
-    keys = input_keys(graph)
+    keys = ValueKeys(graph)
     same: dict[Value, Value] = {}
     first: dict[_Key, Eqn] = {}
     kept: list[Eqn] = []
     for original in graph.eqns:
         operands = [same.get(o, o) for o in original.operands]
         if original.op.commutative:
-            operands.sort(key=lambda v: keys[v].order)
+            operands.sort(key=keys.order)
         eqn = original.with_operands(operands)
         if eqn.op is not barrier and not has_effect(eqn):
             before = first.setdefault((op_key(eqn), eqn.operands), eqn)
             if before is not eqn:
                 same.update(zip(eqn.results, before.results, strict=True))
                 continue
-        made = result_keys(eqn, [keys[o] for o in eqn.operands])
-        keys.update(zip(eqn.results, made, strict=True))
+        keys.add(eqn)
         kept.append(eqn)
     if all(a is b for a, b in zip(kept, graph.eqns, strict=False)) and len(kept) == len(graph.eqns):
         return graph

@@ -6,7 +6,7 @@ A joint graph is cleaned, cut into stages, its backwards are split, and equal ta
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -19,7 +19,7 @@ from plait.core_ir.passes.merge_common_subexpressions import merge_common_subexp
 from plait.core_ir.passes.partition_stages import partition_stages
 from plait.core_ir.passes.sort_equations import sort_equations
 from plait.core_ir.passes.split_backward import split_backward
-from plait.core_ir.program import Program
+from plait.core_ir.program import Program, Stage
 from plait.core_ir.text import print_graph, print_program
 from plait.core_ir.verify import verify, verify_program
 
@@ -37,7 +37,23 @@ CLEANING: tuple[GraphPass, ...] = (
 )
 """What a joint graph goes through before it is cut."""
 
-PROGRAM_PASSES: tuple[ProgramPass, ...] = (split_backward, deduplicate_stages)
+TASK_PASSES: tuple[GraphPass, ...] = (sort_equations,)
+"""What every task goes through once its backward is split."""
+
+
+def clean_tasks(program: Program) -> Program:
+    """The program with every task taken through TASK_PASSES."""
+    stages = []
+    for stage in program.stages:
+        tasks = dict(stage.tasks)
+        for kind, task in stage.tasks.items():
+            for one in TASK_PASSES:
+                tasks[kind] = task = one(task)
+        stages.append(Stage(stage.index, tasks))
+    return replace(program, stages=tuple(stages))
+
+
+PROGRAM_PASSES: tuple[ProgramPass, ...] = (split_backward, clean_tasks, deduplicate_stages)
 """What a program goes through once it is cut."""
 
 logger = logging.getLogger(__name__)

@@ -39,10 +39,11 @@ def sort_equations(graph: Graph) -> Graph:
         order.need(value)
     params = {port.name: value for port, value in inputs if port.role == "param"}
     use = order.first_use
-    grads.sort(key=lambda item: use.get(params[item[0].name], -1) if item[0].name in params else -1)
-    for _, value in reversed(grads):
+    place = {name: -use[value] for name, value in params.items() if value in use}
+    grads.sort(key=lambda grad: place.get(grad[0].name, 1))
+    for _, value in grads:
         order.need(value)
-    outputs += reversed(grads)
+    outputs += grads
     eqns = order.finished()
     inputs.sort(key=lambda item: (_RANK[item[0].role], use.get(item[1], len(use))))
     return Graph(

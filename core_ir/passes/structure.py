@@ -5,10 +5,10 @@ Digests are the same in every process, so that an order made from them is too.
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from plait.core_ir.graph import Eqn, Graph, Value
 from plait.core_ir.op import Literal
+from plait.core_ir.ops.control import boundary
 
 
 def attr_key(value: object) -> str:
@@ -50,35 +50,40 @@ def digest(parts: Iterable[str]) -> str:
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
 
 
-@dataclass(frozen=True)
-class ValueKey:
-    """How a value is made: without the names of ports, then with them. Orders operands of commutative ops."""
-
-    anonymous: str
-    named: str
-
-    @property
-    def order(self) -> tuple[str, str]:
-        """Structure decides; names only between values of one structure."""
-        return (self.anonymous, self.named)
+WHOLE, NAMED = 3, 4
+"""Places in a key, behind the equation itself and two levels below it."""
 
 
-def result_keys(eqn: Eqn, operands: list[ValueKey]) -> list[ValueKey]:
-    """Keys of the results of an equation, from those of its operands; the order of commutative ones does not count."""
-    anonymous, named = [k.anonymous for k in operands], [k.named for k in operands]
-    if eqn.op.commutative:
-        anonymous, named = sorted(anonymous), sorted(named)
-    what = op_key(eqn)
-    return [
-        ValueKey(digest([what, str(i), *anonymous]), digest([what, str(i), *named]))
-        for i in range(len(eqn.results))
-    ]
+class ValueKeys:
+    """Keys that say how each value is made; they order the operands of commutative ops.
 
+    The equation that makes the value decides, then what it reads, one level at a time, then all up to the inputs or to
+    a stage boundary; names of ports last. So equal layers, and equal stages, get equal orders.
+    """
 
-def input_keys(graph: Graph) -> dict[Value, ValueKey]:
-    """Keys of the inputs: by role and type, and by name."""
-    keys = {}
-    for value, port in zip(graph.inputs, graph.input_ports, strict=True):
-        role = f"{port.role}:{value.type}"
-        keys[value] = ValueKey(role, f"{role}:{port.name}")
-    return keys
+    def __init__(self, graph: Graph) -> None:
+        self._keys: dict[Value, tuple[str, ...]] = {}
+        for value, port in zip(graph.inputs, graph.input_ports, strict=True):
+            key = f" {port.role}:{value.type}"
+            self._keys[value] = (key, key, key, key, f"{key}:{port.name}")
+
+    def add(self, eqn: Eqn) -> None:
+        """Take in the next equation."""
+        is_cut = eqn.op is boundary
+        what = eqn.op.name if is_cut else op_key(eqn)
+        operands = [self._keys[o] for o in eqn.operands]
+        for number, result in enumerate(eqn.results):
+            own = f"{what}:{number}:{result.type}"
+            made = [own]
+            for level in (0, 1, WHOLE, NAMED):
+                parts = [key[level] for key in operands]
+                if eqn.op.commutative:
+                    parts.sort()
+                made.append(digest([own, *parts]))
+            if is_cut:
+                made[WHOLE] = own
+            self._keys[result] = tuple(made)
+
+    def order(self, value: Value) -> tuple[str, ...]:
+        """A sort key."""
+        return self._keys[value]
