@@ -1,0 +1,151 @@
+"""What each rank of a distributed test does; run by tests/backends/torch/test_distributed.py, one process a rank."""
+
+import dataclasses
+import os
+import sys
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import plait
+from plait.models.llama import torch as llama
+from plait.models.llama.config import CONFIGS, batches
+
+CONFIG = dataclasses.replace(CONFIGS["tiny"], tied_head=True, seq_len=16)
+RANK = int(os.environ["RANK"])
+NUM_MICROBATCHES = 4
+
+
+def batch() -> dict[str, Any]:
+    return {k: torch.tensor(v) for k, v in next(batches(CONFIG, "train", 8, seed=0)).items()}
+
+
+def compiled(model: nn.Module, schedule: str = "zb-h1", **options: Any) -> plait.Pipeline:
+    stages = dist.get_world_size()
+    return plait.compile(
+        llama.loss_fn,
+        model,
+        batch(),
+        split=[f"layers.{i}" for i in CONFIG.cuts(stages)],
+        schedule=schedule,
+        num_microbatches=NUM_MICROBATCHES,
+        codegen="eager",
+        **options,
+    )
+
+
+def reference() -> tuple[float, nn.Module]:
+    model = llama.build(CONFIG, seed=0)
+    loss = llama.loss_fn(model, batch())
+    loss.backward()
+    return float(loss), model
+
+
+def steps() -> None:
+    """Two optimizer steps under each schedule equal the unpipelined model's."""
+    for schedule in ("gpipe", "1f1b", "zb-h1"):
+        model = llama.build(CONFIG, seed=0)
+        pipeline = compiled(model, schedule)
+        plain = llama.build(CONFIG, seed=0)
+        plain_optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+        optimizer = torch.optim.SGD(pipeline.parameters(), lr=0.1)
+        names = [name for name, _ in pipeline.named_parameters()]
+        for _ in range(2):
+            optimizer.zero_grad()
+            plain_optimizer.zero_grad()
+            loss = pipeline.step(batch())
+            plain_loss = llama.loss_fn(plain, batch())
+            plain_loss.backward()
+            torch.testing.assert_close(loss, plain_loss.detach(), rtol=1e-5, atol=0)
+            norm = pipeline.clip_grad_norm_(1.0)
+            plain_norm = nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+            torch.testing.assert_close(norm, plain_norm, rtol=1e-5, atol=0)
+            optimizer.step()
+            plain_optimizer.step()
+        wanted = dict(plain.named_parameters())
+        for name, parameter in pipeline.named_parameters():
+            torch.testing.assert_close(parameter, wanted[name], rtol=1e-4, atol=1e-5, msg=name)
+        tied = dict(pipeline.named_parameters()).get("tok_embed.weight")
+        everywhere: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(everywhere, (names, tied))
+        assert {n for own, _ in everywhere for n in own} == set(wanted)
+        holders = [rank for rank, (_, copy) in enumerate(everywhere) if copy is not None]
+        assert holders == [
+            0,
+            dist.get_world_size() - 1,
+        ]  # tied: the embedding's and the head's rank
+        assert torch.equal(everywhere[0][1], everywhere[-1][1])
+
+
+def meta() -> None:
+    """A model built on meta: each rank holds its own stages only, filled by load_state_dict."""
+    full = llama.build(CONFIG, seed=0)
+    with torch.device("meta"):
+        model = llama.build(CONFIG, seed=0)
+    pipeline = compiled(model)
+    with pytest.raises(plait.PlaitError, match="load_state_dict"):
+        pipeline.step(batch())
+    pipeline.load_state_dict(full.state_dict())
+    loss = float(pipeline.step(batch()))
+    wanted, plain = reference()
+    assert abs(loss - wanted) < 1e-5 * wanted, (loss, wanted)
+    held = sum(p.numel() for p in pipeline.parameters())
+    assert held < sum(p.numel() for p in plain.parameters())
+    grads = dict(plain.named_parameters())
+    for name, parameter in pipeline.named_parameters():
+        torch.testing.assert_close(parameter.grad, grads[name].grad, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def partial_batch() -> None:
+    """A rank may pass None for a leaf none of its stages reads; one it does read is an error on every rank."""
+    pipeline = compiled(llama.build(CONFIG, seed=0))
+    own = batch()
+    if RANK == 0:
+        own["targets"] = None
+    else:
+        own["tokens"] = None
+    loss = float(pipeline.step(own))
+    wanted, _ = reference()
+    assert abs(loss - wanted) < 1e-5 * wanted
+    own = batch()
+    if RANK == 0:
+        own["tokens"] = None
+    with pytest.raises(plait.PlaitError, match="'tokens'" if RANK == 0 else "rank 0.*'tokens'"):
+        pipeline.step(own)
+    pipeline.step(batch())  # and the next step runs
+
+
+def compile_error() -> None:
+    """What one rank meets in compiling, every rank raises."""
+    model = llama.build(CONFIG, seed=0)
+    with pytest.raises(plait.PlaitError, match="zigzag"):
+        compiled(model, schedule="zigzag" if RANK == 1 else "zb-h1")
+
+
+def different() -> None:
+    """Ranks that built different schedules learn it before the first message."""
+    model = llama.build(CONFIG, seed=0)
+    with pytest.raises(plait.PlaitError, match="another program or schedule"):
+        compiled(model, schedule="gpipe" if RANK else "1f1b")
+
+
+def profile() -> None:
+    """Times of all stages are known on every rank, and give a timeline."""
+    pipeline = compiled(llama.build(CONFIG, seed=0))
+    times = pipeline.profile(batch())
+    assert len(times.f) == dist.get_world_size()  # type: ignore[arg-type]
+    assert min(times.f) > 0  # type: ignore[type-var]
+    assert pipeline.simulate().makespan > 0
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    {f.__name__: f for f in (steps, meta, partial_batch, compile_error, different, profile)}[
+        sys.argv[1]
+    ]()
+    dist.barrier()
+    dist.destroy_process_group()
+    print("done")
