@@ -10,9 +10,9 @@ from plait.core_ir.build import Builder
 from plait.core_ir.graph import Graph, Port, Role, Value
 from plait.core_ir.interpret import interpret
 from plait.core_ir.op import Array, Op
-from plait.core_ir.ops import elementwise, index, linalg, reduce
+from plait.core_ir.ops import elementwise, index, linalg, random, reduce, shape
 from plait.core_ir.program import Edge, EdgeKind, Program, Stage
-from plait.core_ir.types import TensorType, f32, i32
+from plait.core_ir.types import KEY, TensorType, bf16, bool_, c64, f32, f64, i32, i64, u32
 
 ROWS = 2
 SCALAR = TensorType(f32, ())
@@ -211,6 +211,143 @@ def _layer(
             "W": graph(f"stage{s}.backward_weight", weight_part),
         },
     )
+
+
+def every_kind_of_value() -> Program:
+    """Two stages that hand each other values of many dtypes, without elements and without dimensions.
+
+    Stage 0: y = where(keep, sin(s) x + mean, 0), keep drawn by the key; it changes `mean`, and its backward reads the
+    old one. Stage 1: loss = sum(y w) + s sum(table), where the table crosses without a gradient. `s` is shared.
+    """
+    row, scalar = TensorType(f32, (ROWS, 3)), SCALAR
+    mean, flags = TensorType(f32, (3,)), TensorType(bool_, (ROWS, 3))
+    table, wide = TensorType(bf16, (4,)), TensorType(f64, (2,))
+    kept = {
+        "sin": scalar,
+        "count": TensorType(i32, ()),
+        "flag": TensorType(bool_, ()),
+        "empty": TensorType(f32, (0, 2)),
+        "keep": flags,
+        "half": TensorType(bf16, (2,)),
+        "wide": wide,
+        "phase": TensorType(c64, ()),
+    }
+
+    def forward_0(t: Task) -> None:
+        x, s, old = (
+            t.read("batch", "x", row),
+            t.read("param", "s", scalar),
+            t.read("buffer", "mean", mean),
+        )
+        bits = t(random.random_bits, t.read("rng_key", "", KEY), shape=(ROWS, 3), dtype=u32)
+        half = t.full(bits.type, 2**31)
+        made = {
+            "sin": t(elementwise.sin, s),
+            "count": t.convert(t.read("batch", "n", TensorType(i64, ())), i32),
+            "flag": t(elementwise.compare, s, t.full(scalar, 0.0), direction="gt"),
+            "empty": t(shape.slice_, x, start=(0, 0), limit=(0, 2), strides=(1, 1)),
+            "keep": t(elementwise.compare, bits, half, direction="lt"),
+            "half": t.convert(
+                t(
+                    shape.slice_,
+                    t.read("buffer", "scale", mean),
+                    start=(0,),
+                    limit=(2,),
+                    strides=(1,),
+                ),
+                bf16,
+            ),
+            "wide": t(elementwise.exp, t.read("param", "frozen", wide)),
+            "phase": t.convert(s, c64),
+        }
+        y = t(
+            elementwise.add, t.all(elementwise.mul, x, made["sin"]), t.expand(old, row.shape, (1,))
+        )
+        y = t(elementwise.select, made["keep"], y, t.full(row, 0.0))
+        t.output(t.full(table, 0.5), "activation", "table")
+        t.output(y, "activation", "y")
+        for name, value in made.items():
+            t.output(value, "residual", name)
+        t.output(
+            t(elementwise.add, old, t(reduce.reduce_sum, x, dims=(0,))), "buffer_update", "mean"
+        )
+        t.output(made["count"], "aux", "count")
+
+    def input_0(t: Task) -> None:
+        g = t.read("gradient", "y", row)
+        g = t(elementwise.select, t.read("residual", "keep", flags), g, t.full(row, 0.0))
+        t.output(g, "handover", "g")
+        t.output(t(elementwise.not_, t.read("residual", "flag", kept["flag"])), "handover", "flag")
+
+    def weight_0(t: Task) -> None:
+        g, x = t.read("handover", "g", row), t.read("batch", "x", row)
+        sin, old = t.read("residual", "sin", scalar), t.read("buffer", "mean", mean)
+        grad = t(reduce.reduce_sum, t(elementwise.mul, g, x), dims=(0, 1))
+        grad = t(elementwise.mul, grad, t(elementwise.cos, t.read("param", "s", scalar)))
+        terms = [t(elementwise.mul, sin, t(reduce.reduce_sum, old, dims=(0,)))]
+        for name in ("count", "empty", "half", "wide", "phase"):
+            value = t.read("residual", name, kept[name])
+            value = t(reduce.reduce_sum, value, dims=tuple(range(value.type.rank)))
+            terms.append(t.convert(value, f32))
+        terms.append(t.convert(t.read("handover", "flag", kept["flag"]), f32))
+        for term in terms:
+            grad = t(elementwise.add, grad, term)
+        t.output(grad, "param_grad", "s")
+
+    def forward_1(t: Task) -> None:
+        y, w = t.read("activation", "y", row), t.read("param", "w", mean)
+        told = t.convert(t.read("activation", "table", table), f32)
+        loss = t(
+            reduce.reduce_sum, t(elementwise.mul, y, t.expand(w, row.shape, (1,))), dims=(0, 1)
+        )
+        total = t(reduce.reduce_sum, told, dims=(0,))
+        loss = t(elementwise.add, loss, t(elementwise.mul, t.read("param", "s", scalar), total))
+        t.output(loss, "loss", "")
+
+    def input_1(t: Task) -> None:
+        loss_grad = t.read("loss_grad", "", scalar)
+        w = t.expand(t.read("param", "w", mean), row.shape, (1,))
+        t.output(t.all(elementwise.mul, w, loss_grad), "gradient", "y")
+        total = t(
+            reduce.reduce_sum, t.convert(t.read("activation", "table", table), f32), dims=(0,)
+        )
+        t.output(t(elementwise.mul, total, loss_grad), "param_grad", "s")
+
+    def weight_1(t: Task) -> None:
+        grad = t(reduce.reduce_sum, t.read("activation", "y", row), dims=(0,))
+        t.output(t.all(elementwise.mul, grad, t.read("loss_grad", "", scalar)), "param_grad", "w")
+
+    stages = tuple(
+        Stage(
+            s,
+            {
+                kind: graph(f"stage{s}.{kind}", fill)
+                for kind, fill in zip("FIW", fills, strict=True)
+            },
+        )
+        for s, fills in enumerate(((forward_0, input_0, weight_0), (forward_1, input_1, weight_1)))
+    )
+    y, grad = Port("activation", "y"), Port("gradient", "y")
+    crossing = Port("activation", "table")
+    edges = (
+        edge(0, crossing, 1, crossing, "activation"),
+        edge(0, y, 1, y, "activation"),
+        edge(1, grad, 0, grad, "gradient"),
+    )
+    return Program("every_kind_of_value", stages, edges)
+
+
+PROGRAMS: dict[str, Program] = {
+    "alike": layers([3] * 5),
+    "one": layers([3, 3]),
+    "unlike": layers([4, 4, 6, 3], vocabulary=7),
+    "skip": layers([3] * 5, skip=(0, 2)),
+    "frozen": layers([3] * 5, frozen=(0, 2)),
+    "all_frozen_but_first": layers([3] * 4, frozen=(1, 2)),
+    "all_frozen_but_last": layers([3] * 4, frozen=(0, 1)),
+    "tied": layers([3] * 4, shared=(0, 2)),
+    "every_kind_of_value": every_kind_of_value(),
+}
 
 
 def inputs_for(program: Program, num_microbatches: int, *, seed: int = 0) -> StepInputs:

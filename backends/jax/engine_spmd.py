@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 
 from plait.backends.jax.compile import COMPILER_OPTIONS
 from plait.backends.jax.devices import devices_for
@@ -34,10 +34,9 @@ AXIS = "stage"
 
 @dataclass(frozen=True)
 class _Compiled:
-    """One program with its staging; `traced` can be lowered for other platforms too."""
+    """One program with its staging."""
 
     plan: Plan
-    traced: jax.stages.Traced
     executable: jax.stages.Compiled
     table: jax.Array
     packers: tuple[Packer, ...]
@@ -60,9 +59,7 @@ class SpmdEngine:
     ) -> None:
         self._program, self._schedule = program, schedule
         self._devices = devices_for(schedule.num_ranks, devices)
-        self._mesh = jax.make_mesh(
-            (schedule.num_ranks,), (AXIS,), axis_types=(AxisType.Auto,), devices=self._devices
-        )
+        self._mesh = stage_mesh(self._devices)
         self.stages = tuple(range(program.num_stages))
         self.arrays = JaxArrays([self._devices[rank] for rank in schedule.placement])
         self.compile_seconds = 0.0
@@ -101,13 +98,6 @@ class SpmdEngine:
         """Times of the same tasks run one by one on the same devices: inside the one program none can be told."""
         return MpmdEngine(self._program, self._schedule, devices=self._devices).profile(inputs)
 
-    def lower(self, platform: str, *, backward: bool = True) -> jax.stages.Lowered:
-        """The program lowered for a platform, which need not be on this machine."""
-        with jax.enable_x64(True):
-            traced = self._program_for(backward=backward).traced
-            lowered: jax.stages.Lowered = traced.lower(lowering_platforms=(platform,))
-            return lowered
-
     def compiled_text(self, *, backward: bool = True) -> str:
         """The optimised HLO of the program as it runs here."""
         return self._program_for(backward=backward).executable.as_text() or ""
@@ -125,31 +115,45 @@ class SpmdEngine:
         return self._compiled[backward]
 
     def _compile(self, kinds: Sequence[TaskKind]) -> _Compiled:
-        schedule, program = self._schedule, self._program
-        num_ranks, placement = schedule.num_ranks, schedule.placement
-        pools = collect_pools(program, placement, num_ranks, kinds)
-        tasks = wire(program, pools, placement, kinds)
-        ticks = assign_ticks(schedule, program, backward="I" in kinds)
-        plan = make_plan(pools, tasks, ticks, placement, num_ranks, schedule.num_microbatches)
-        over_ranks = NamedSharding(self._mesh, spec(AXIS))
-        table = jax.device_put(plan.table, over_ranks)
-        # Replication checking stays off: tasks hold no derivatives to which it could add a sum.
-        mapped = jax.shard_map(
-            rank_program(plan, AXIS),
-            mesh=self._mesh,
-            in_specs=spec(AXIS),
-            out_specs=spec(AXIS),
-            check_vma=False,
-        )
-        traced = jax.jit(mapped).trace(
-            shape_struct(plan.table.shape, plan.table.dtype, over_ranks),
-            input_types(plan, over_ranks),
-        )
+        plan, traced = trace_program(self._program, self._schedule, self._mesh, kinds)
         executable = traced.lower().compile(compiler_options=COMPILER_OPTIONS)
-        staged = range(num_ranks)
-        packers = (Packer(plan, placement, rank, self._devices[rank]) for rank in staged)
-        unpackers = (Unpacker(plan, placement, rank, self._devices[rank]) for rank in staged)
-        return _Compiled(plan, traced, executable, table, tuple(packers), tuple(unpackers))
+        table = jax.device_put(plan.table, NamedSharding(self._mesh, spec(AXIS)))
+        ranked = list(enumerate(self._devices))
+        placement = self._schedule.placement
+        packers = tuple(Packer(plan, placement, rank, device) for rank, device in ranked)
+        unpackers = tuple(Unpacker(plan, placement, rank, device) for rank, device in ranked)
+        return _Compiled(plan, executable, table, packers, unpackers)
+
+
+def trace_program(
+    program: Program, schedule: ActionTable, mesh: Mesh, kinds: Sequence[TaskKind] = PHASES
+) -> tuple[Plan, jax.stages.Traced]:
+    """The one program for the tasks of these kinds, traced: it can be lowered for platforms that are not here.
+
+    `mesh` has one axis, AXIS, with a device for each rank. Trace and lower it inside `jax.enable_x64(True)`.
+    """
+    placement, num_ranks = schedule.placement, schedule.num_ranks
+    pools = collect_pools(program, placement, num_ranks, kinds)
+    tasks = wire(program, pools, placement, kinds)
+    ticks = assign_ticks(schedule, program, backward="I" in kinds)
+    plan = make_plan(pools, tasks, ticks, placement, num_ranks, schedule.num_microbatches)
+    # Replication checking stays off: tasks hold no derivatives to which it could add a sum.
+    mapped = jax.shard_map(
+        rank_program(plan, AXIS),
+        mesh=mesh,
+        in_specs=spec(AXIS),
+        out_specs=spec(AXIS),
+        check_vma=False,
+    )
+    over_ranks = NamedSharding(mesh, spec(AXIS))
+    table = shape_struct(plan.table.shape, plan.table.dtype, over_ranks)
+    traced: jax.stages.Traced = jax.jit(mapped).trace(table, input_types(plan, over_ranks))
+    return plan, traced
+
+
+def stage_mesh(devices: Sequence[jax.Device]) -> Mesh:
+    """Devices along the axis of stages."""
+    return jax.make_mesh((len(devices),), (AXIS,), axis_types=(AxisType.Auto,), devices=devices)
 
 
 def _kinds(schedule: ActionTable) -> set[ActionKind]:

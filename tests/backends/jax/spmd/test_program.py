@@ -1,0 +1,64 @@
+"""The form of the one program: loops and pools as XLA keeps them, and its lowering for a platform that is not here."""
+
+import jax
+import pytest
+from stage_programs import PROGRAMS, layers
+
+from plait.backends.jax.engine_spmd import SpmdEngine, stage_mesh, trace_program
+from plait.backends.jax.hlo import parse
+from plait.core_ir.program import TaskKind
+from plait.core_ir.schedule import build
+
+SCHEDULES = ("gpipe", "1f1b", "zb-h1")
+
+
+def test_slots_are_as_many_as_the_schedule_keeps_alive() -> None:
+    program, num_microbatches = PROGRAMS["alike"], 6
+    rows = {
+        name: SpmdEngine(program, build(name, 4, num_microbatches)).plan().num_rows["saved.I"]
+        for name in ("gpipe", "1f1b")
+    }
+    assert rows == {"gpipe": num_microbatches, "1f1b": 4}
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_no_product_runs_outside_its_tasks_loop(num_ranks: int, schedule: str) -> None:
+    program = layers([3] * (num_ranks + 1))
+    engine = SpmdEngine(program, build(schedule, num_ranks, 3))
+    module = parse(engine.compiled_text())
+    products = [depth for depth, instruction in module.walk() if instruction.is_product]
+    # In the loop over ticks, and in the loop of its task.
+    assert products
+    assert min(products) == 2
+
+
+def test_no_pool_is_copied_on_every_tick() -> None:
+    engine = SpmdEngine(layers([3] * 5), build("1f1b", 4, 3))
+    pools = {
+        f"{t.dtype.name}[{','.join(map(str, (engine.plan().num_rows[pool], *t.shape)))}]"
+        for pool, layout in engine.plan().layouts.items()
+        for t in layout.fields
+    }
+    copies = [
+        instruction.type.split("{")[0]
+        for depth, instruction in parse(engine.compiled_text()).walk()
+        if depth >= 1 and instruction.opcode == "copy"
+    ]
+    assert pools
+    assert not pools & set(copies)
+
+
+@pytest.mark.parametrize("kinds", [("F", "I", "W"), ("F",)], ids="".join)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_lowers_for_cuda_on_this_machine(
+    name: str, schedule: str, kinds: tuple[TaskKind, ...]
+) -> None:
+    program = PROGRAMS[name]
+    mesh = stage_mesh(jax.devices()[: program.num_stages])
+    with jax.enable_x64(True):
+        _, traced = trace_program(program, build(schedule, program.num_stages, 3), mesh, kinds)
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("stablehlo.while") == 1 + len(kinds)
+    assert ("stablehlo.collective_permute" in text) == (program.num_stages > 1)
