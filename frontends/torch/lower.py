@@ -20,15 +20,19 @@ from plait.core_ir.types import TensorType, u32
 from plait.frontends.torch import (
     lower_attention,
     lower_convolution,
+    lower_create,
     lower_elementwise,
     lower_index,
     lower_linalg,
     lower_nn,
     lower_norm,
+    lower_order,
     lower_pool,
     lower_random,
     lower_reduce,
     lower_shape,
+    lower_softmax,
+    lower_strided,
 )
 from plait.frontends.torch.aot import RANDOM, SOURCE, decomposed
 from plait.frontends.torch.boundary import MARK
@@ -39,7 +43,11 @@ from plait.frontends.torch.rules import Hidden, Result, Rules, Site
 TABLE: Rules = {
     **lower_elementwise.RULES,
     **lower_shape.RULES,
+    **lower_create.RULES,
+    **lower_strided.RULES,
     **lower_reduce.RULES,
+    **lower_order.RULES,
+    **lower_softmax.RULES,
     **lower_index.RULES,
     **lower_linalg.RULES,
     **lower_convolution.RULES,
@@ -81,7 +89,7 @@ def _value(x: Any) -> Any:
 def _lowered(
     b: Builder, node: fx.Node, args: Any, kwargs: Mapping[str, Any], rng_key: Value | None
 ) -> Any:
-    site = Site(b, _types(node), _readers(node), _key_maker(b, node, rng_key))
+    site = Site(b, _types(node), _readers(node), _key_maker(b, node, rng_key), _fakes(node))
     target: Any = node.target
     rule = TABLE.get(target)
     result: Any = NotImplemented if rule is None else rule(site, *args, **kwargs)
@@ -95,9 +103,9 @@ def _lowered(
 def _by_decomposition(
     s: Site, node: fx.Node, args: Any, kwargs: Mapping[str, Any], rng_key: Value | None
 ) -> Any:
-    """torch's own decomposition of the call, lowered in place; NotImplemented where it has none."""
+    """torch's own decomposition of the call, lowered in place; NotImplemented where none leads to rules."""
     inner = decomposed(node)
-    if inner is None:
+    if inner is None or not _covered(inner):
         return NotImplemented
     operands = iter(_values_in((args, kwargs)))
     env: dict[fx.Node, Any] = {}
@@ -108,6 +116,17 @@ def _by_decomposition(
     (output,) = (n for n in inner.graph.nodes if n.op == "output")
     results = [None if n is None else env[n] for n in output.args[0]]
     return results[0] if _is_single(node) else results
+
+
+def _covered(graph_module: fx.GraphModule) -> bool:
+    """Whether every call has a rule, or a decomposition into such calls."""
+    for node in graph_module.graph.nodes:
+        if node.op != "call_function" or node.target is operator.getitem or node.target in TABLE:
+            continue
+        inner = decomposed(node)
+        if inner is None or not _covered(inner):
+            return False
+    return True
 
 
 def _values_in(tree: Any) -> list[Value]:
@@ -144,6 +163,11 @@ def _key_maker(b: Builder, node: fx.Node, rng_key: Value | None) -> Callable[[],
         return b(rnd.fold_in, rng_key, b.literal(node.meta[RANDOM], u32))
 
     return new_key
+
+
+def _fakes(node: fx.Node) -> Sequence[Any]:
+    fakes: Sequence[Any] = fx.map_arg(node.args, lambda n: n.meta.get("val"))
+    return fakes
 
 
 def _constant(b: Builder, node: fx.Node) -> Value:

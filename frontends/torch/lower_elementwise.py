@@ -8,7 +8,7 @@ import torch
 from plait.core_ir.graph import Value
 from plait.core_ir.op import Op
 from plait.core_ir.ops import elementwise as ew
-from plait.core_ir.types import TensorType, bf16, bool_, f16
+from plait.core_ir.types import TensorType, bf16, bool_, f16, i8, i16, i32, i64
 from plait.frontends.torch.dtypes import FROM_TORCH, compute_dtype
 from plait.frontends.torch.rules import (
     Number,
@@ -21,6 +21,7 @@ from plait.frontends.torch.rules import (
 )
 
 aten = torch.ops.aten
+_SIGNED = {1: i8, 2: i16, 4: i32, 8: i64}
 
 
 def _unary(op: Op) -> PlainRule:
@@ -227,6 +228,14 @@ def isnan(s: Site, x: Value) -> Value:
     return s.is_nan(x)
 
 
+def signbit(s: Site, x: Value) -> Value:
+    """The sign bit itself: true for -0."""
+    if x.type.dtype.kind != "float":
+        return s.compare("lt", x, 0) if x.type.dtype.is_integer else s.b.full(s.type, False)
+    bits = s(ew.bitcast, x, dtype=_SIGNED[x.type.dtype.itemsize])
+    return s.compare("lt", bits, 0)
+
+
 def isinf(s: Site, x: Value) -> Value:
     if not x.type.dtype.is_inexact:
         return s.b.full(s.type, False)
@@ -411,6 +420,10 @@ RULES: Rules = {
     aten.bitwise_xor.Scalar: _bitwise(ew.xor),
     aten.bitwise_left_shift.Tensor: _bitwise(ew.shift_left),
     aten.bitwise_left_shift.Tensor_Scalar: _bitwise(ew.shift_left),
+    aten.__lshift__.Tensor: _bitwise(ew.shift_left),
+    aten.__lshift__.Scalar: _bitwise(ew.shift_left),
+    aten.__rshift__.Tensor: _bitwise(ew.shift_right_arithmetic),
+    aten.__rshift__.Scalar: _bitwise(ew.shift_right_arithmetic),
     aten.bitwise_right_shift.Tensor: _bitwise(ew.shift_right_arithmetic),
     aten.bitwise_right_shift.Tensor_Scalar: _bitwise(ew.shift_right_arithmetic),
     aten.abs.default: absolute,
@@ -425,6 +438,7 @@ RULES: Rules = {
     aten.reciprocal.default: reciprocal,
     aten.log10.default: log10,
     aten.isnan.default: isnan,
+    aten.signbit.default: signbit,
     aten.isinf.default: isinf,
     aten.where.self: where,
     aten.masked_fill.Scalar: masked_fill,

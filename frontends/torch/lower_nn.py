@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import torch
 
 from plait.core_ir.graph import Value
@@ -103,6 +104,18 @@ def leaky_relu_backward(
     return s.select(s.compare("gt", x, 0), grad, s.mul(grad, slope), s.type)
 
 
+def shrink_backward(s: Site, grad: Value, x: Value, lambd: Number) -> Value:
+    inside = s(ew.and_, s.compare("ge", x, -lambd), s.compare("le", x, lambd))
+    return s.select(inside, 0, grad, s.type)
+
+
+@in_compute_dtype
+def hardsigmoid_backward(s: Site, grad: Value, x: Value) -> Value:
+    """A sixth within (-3, 3); torch's kernel holds the sixth in f32 for every dtype."""
+    inside = s(ew.and_, s.compare("gt", x, -3), s.compare("lt", x, 3))
+    return s.select(inside, s.mul(grad, float(np.float32(1 / 6))), 0, s.type)
+
+
 @in_compute_dtype
 def softplus(s: Site, x: Value, beta: Number = 1, threshold: Number = 20) -> Value:
     scaled = s.mul(x, beta)
@@ -161,6 +174,9 @@ RULES: Rules = {
     aten.hardtanh_backward.default: hardtanh_backward,
     aten.leaky_relu.default: leaky_relu,
     aten.leaky_relu_backward.default: leaky_relu_backward,
+    aten.softshrink_backward.default: shrink_backward,
+    aten.hardshrink_backward.default: shrink_backward,
+    aten.hardsigmoid_backward.default: hardsigmoid_backward,
     aten.softplus.default: softplus,
     aten.softplus_backward.default: softplus_backward,
     aten.mse_loss.default: mse_loss,

@@ -1,4 +1,4 @@
-"""Lowering of reductions, cumulative ops, sorting and softmax."""
+"""Lowering of reductions: over given dims, or over all."""
 
 import math
 from collections.abc import Sequence
@@ -10,8 +10,7 @@ from plait.core_ir.graph import Value
 from plait.core_ir.op import Op
 from plait.core_ir.ops import elementwise as ew
 from plait.core_ir.ops import reduce as rd
-from plait.core_ir.ops import shape as sh
-from plait.core_ir.types import TensorType, bool_, i64
+from plait.core_ir.types import bool_, i64
 from plait.frontends.torch.dtypes import compute_dtype
 from plait.frontends.torch.rules import (
     Number,
@@ -153,111 +152,6 @@ def var_mean(
     return [s.b.convert(v, t.dtype) for v, t in zip(both, s.types, strict=True) if t is not None]
 
 
-def _cumulative(op: Op) -> PlainRule:
-    def rule(s: Site, x: Value, dim: int, *, dtype: Any = None) -> Value:
-        x = s.b.convert(x, s.type.dtype)
-        return s(op, x, dim=dim_of(dim, x.type.rank), reverse=False) if x.type.rank else x
-
-    return rule
-
-
-def _sorted(s: Site, x: Value, dim: int, descending: bool) -> list[Value]:
-    """Stable both ways: descending is a reversed ascending sort of the reversed input."""
-    dim = dim_of(dim, x.type.rank)
-    if x.type.rank == 0:
-        return [x, s.b.full(TensorType(i64, ()), 0)]
-    index = s(sh.iota, dtype=i64, shape=x.type.shape, dim=dim)
-    operands = [s(sh.reverse, v, dims=(dim,)) if descending else v for v in (x, index)]
-    results = s.b.emit(rd.sort, *operands, dim=dim, num_keys=1)
-    return [s(sh.reverse, v, dims=(dim,)) if descending else v for v in results]
-
-
-def sort(
-    s: Site, x: Value, dim: int = -1, descending: bool = False, *, stable: bool | None = None
-) -> Result:
-    return _sorted(s, x, dim, descending)
-
-
-def sort_stable(
-    s: Site, x: Value, *, stable: bool | None = None, dim: int = -1, descending: bool = False
-) -> Result:
-    return _sorted(s, x, dim, descending)
-
-
-def topk(
-    s: Site, x: Value, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
-) -> Result:
-    dim = dim_of(dim, x.type.rank)
-    if x.type.rank == 0:
-        return x, s.b.full(TensorType(i64, ()), 0)
-    if not largest:
-        parts = _sorted(s, x, dim, descending=False)
-        limit = tuple(k if i == dim else d for i, d in enumerate(x.type.shape))
-        zeros, strides = (0,) * x.type.rank, (1,) * x.type.rank
-        return [s(sh.slice_, v, start=zeros, limit=limit, strides=strides) for v in parts]
-    last = [*(d for d in range(x.type.rank) if d != dim), dim]
-    values, index = s.b.emit(rd.top_k, s.b.transpose(x, last), k=k)
-    back = [last.index(d) for d in range(x.type.rank)]
-    return s.b.transpose(values, back), s.b.convert(s.b.transpose(index, back), i64)
-
-
-@in_compute_dtype
-def logsumexp(s: Site, x: Value, dims: Dims, keepdim: bool = False) -> Value:
-    x = s.b.convert(x, s.type.dtype)
-    axes = dims_of(dims, x.type.rank)
-    if not x.type.size:
-        return s(ew.log, total(s, s(ew.exp, x), axes, keepdim))
-    top = total(s, x, axes, op=rd.reduce_max)
-    top = s.select(s(ew.is_finite, top), top, 0, top.type)
-    sums = total(s, s(ew.exp, s(ew.sub, x, spread(s, top, x.type.shape, axes))), axes)
-    result = s(ew.add, s(ew.log, sums), top)
-    return s.b.reshape(result, keeping(x.type.shape, axes)) if keepdim else result
-
-
-def _shifted(s: Site, x: Value, axes: Sequence[int]) -> Value:
-    return s(ew.sub, x, spread(s, total(s, x, axes, op=rd.reduce_max), x.type.shape, axes))
-
-
-def softmax(s: Site, x: Value, dim: int, half_to_float: bool = False) -> Value:
-    """exp(x - max) / sum, in f32 for 16-bit floats."""
-    x = s.b.convert(x, compute_dtype(s.type.dtype))
-    axes = dims_of(dim, x.type.rank)
-    exps = s(ew.exp, _shifted(s, x, axes)) if x.type.size else x
-    result = s(ew.div, exps, spread(s, total(s, exps, axes), x.type.shape, axes))
-    return s.b.convert(result, s.type.dtype)
-
-
-def log_softmax(s: Site, x: Value, dim: int, half_to_float: bool = False) -> Value:
-    """x - max - log(sum(exp(x - max)))."""
-    x = s.b.convert(x, compute_dtype(s.type.dtype))
-    axes = dims_of(dim, x.type.rank)
-    if not x.type.size:
-        return s.b.convert(x, s.type.dtype)
-    rest = _shifted(s, x, axes)
-    log = s(ew.log, total(s, s(ew.exp, rest), axes))
-    return s.b.convert(s(ew.sub, rest, spread(s, log, x.type.shape, axes)), s.type.dtype)
-
-
-def softmax_backward(s: Site, grad: Value, out: Value, dim: int, input_dtype: Any) -> Value:
-    """out * (grad - sum(grad * out))."""
-    wide = compute_dtype(out.type.dtype)
-    grad, out = s.b.convert(grad, wide), s.b.convert(out, wide)
-    axes = dims_of(dim, out.type.rank)
-    product = s(ew.mul, grad, out)
-    sums = spread(s, total(s, product, axes), out.type.shape, axes)
-    return s.b.convert(s(ew.sub, product, s(ew.mul, out, sums)), s.type.dtype)
-
-
-def log_softmax_backward(s: Site, grad: Value, out: Value, dim: int, input_dtype: Any) -> Value:
-    """grad - exp(out) * sum(grad)."""
-    wide = compute_dtype(out.type.dtype)
-    grad, out = s.b.convert(grad, wide), s.b.convert(out, wide)
-    axes = dims_of(dim, out.type.rank)
-    sums = spread(s, total(s, grad, axes), out.type.shape, axes)
-    result = s(ew.sub, grad, s(ew.mul, s(ew.exp, out), sums))
-    return s.b.convert(result, s.type.dtype)
-
-
 @in_compute_dtype
 def vector_norm(
     s: Site,
@@ -312,25 +206,5 @@ RULES: Rules = {
     aten.var.correction: var,
     aten.std.correction: std,
     aten.var_mean.correction: var_mean,
-    aten.cumsum.default: _cumulative(rd.cumsum),
-    aten.cumprod.default: _cumulative(rd.cumprod),
-    aten.logcumsumexp.default: _cumulative(rd.cumlogsumexp),
-    aten.sort.default: sort,
-    aten.sort.stable: sort_stable,
-    aten.topk.default: topk,
-    aten.logsumexp.default: logsumexp,
-    aten._softmax.default: softmax,
-    aten._safe_softmax.default: lambda s, x, dim, dtype=None: _safe_softmax(s, x, dim),
-    aten._log_softmax.default: log_softmax,
-    aten._softmax_backward_data.default: softmax_backward,
-    aten._log_softmax_backward_data.default: log_softmax_backward,
     aten.linalg_vector_norm.default: vector_norm,
 }
-
-
-def _safe_softmax(s: Site, x: Value, dim: int) -> Value:
-    """Softmax, but 0 where a whole row is -inf."""
-    axes = dims_of(dim, x.type.rank)
-    masked = total(s, s.compare("eq", x, -math.inf), axes, op=rd.reduce_and)
-    masked = spread(s, masked, x.type.shape, axes)
-    return s.select(masked, 0, softmax(s, s.b.convert(x, s.type.dtype), dim), s.type)

@@ -6,7 +6,7 @@ not cover its arguments returns NotImplemented.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from torch._ops import OpOverload
@@ -42,12 +42,14 @@ class Site:
     types: what torch says of each result (None where it is not a tensor).
     readers: the aten ops that read each result.
     new_key: the key of this node, if it is a random op.
+    fakes: the positional arguments as torch saw them, for the rare rule that depends on strides.
     """
 
     b: Builder
     types: tuple[TensorType | None, ...]
     readers: tuple[frozenset[Any], ...]
     new_key: Callable[[], Value]
+    fakes: Sequence[Any] = ()
 
     @property
     def type(self) -> TensorType:
@@ -130,7 +132,7 @@ def in_compute_dtype(rule: PlainRule) -> PlainRule:
             s.b.convert(a, wide) if isinstance(a, Value) and a.type.dtype == dtype else a
             for a in args
         ]
-        inner = Site(s.b, (s.type.with_dtype(wide), *s.types[1:]), s.readers, s.new_key)
+        inner = replace(s, types=(s.type.with_dtype(wide), *s.types[1:]))
         return s.b.convert(rule(inner, *raised, **kwargs), dtype)
 
     return wrapped
