@@ -6,12 +6,13 @@ value from several stages are added where the sum is used. What recomputes forwa
 A sum of gradients of one parameter over several stages is taken apart: each stage gives its own part.
 """
 
-from plait.core_ir.graph import Eqn, Value
+from plait.core_ir.graph import Value
 from plait.core_ir.ops.control import boundary
 from plait.core_ir.ops.elementwise import add
-from plait.core_ir.passes.assign_forward import ForwardStages, is_cheap, last
+from plait.core_ir.passes.assign_forward import ForwardStages, last
 from plait.core_ir.passes.availability import Availability
 from plait.core_ir.passes.backward_stages import BackwardStages
+from plait.core_ir.passes.free_values import is_cheap, only_param
 from plait.core_ir.passes.joint import Joint
 from plait.core_ir.passes.partial_gradients import give_gradients
 
@@ -21,7 +22,7 @@ def assign_backward(joint: Joint, forward: ForwardStages) -> BackwardStages:
     stages = BackwardStages()
     available = Availability(joint, forward)
     users = {p.name: forward.used.get(v, 0) for v, p in joint.inputs.items() if p.role == "param"}
-    leads_to = _only_param(joint)
+    leads_to = only_param(joint)
     same: dict[Value, Value] = {}  # what the result of a marker that does not cut stands for
     loss_stage = max((forward.home(v) for _, v in joint.outputs_of("loss")), default=0)
     for value, port in joint.inputs.items():
@@ -50,24 +51,6 @@ def assign_backward(joint: Joint, forward: ForwardStages) -> BackwardStages:
     )
     _place(stages)
     return stages
-
-
-def _only_param(joint: Joint) -> dict[Eqn, str]:
-    """For each equation, the parameter to whose gradient alone its results lead; "" where they lead to several."""
-    leads_to: dict[Value, str] = {}
-
-    def lead(value: Value, name: str) -> None:
-        leads_to[value] = name if leads_to.get(value, name) == name else ""
-
-    for port, value in joint.outputs_of("param_grad"):
-        lead(value, port.name)
-    found: dict[Eqn, str] = {}
-    for eqn in reversed(joint.backward):
-        names = {leads_to[r] for r in eqn.results if r in leads_to}
-        found[eqn] = names.pop() if len(names) == 1 else ""
-        for operand in eqn.operands:
-            lead(operand, found[eqn])
-    return found
 
 
 def _place(stages: BackwardStages) -> None:

@@ -1,27 +1,20 @@
 """Which stages compute each equation of the forward.
 
 An equation that a marker dominates has one stage: the latest that its operands come from, a marker raising it by one.
-All others are *free*. A free equation stands in each stage that uses it when a copy costs less than a message, else in
-the first stage that uses it. Copies never depend on both parameters and the batch (the body of stage 0 does), nor on
-state. An output that nothing else uses is computed where its operands are.
+All others are free: copies stand in each stage that uses them, the rest in the first stage that does. An output that
+nothing else uses is computed where its operands are.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from plait.core_ir.cost import eqn_flops
 from plait.core_ir.errors import PartitionError
 from plait.core_ir.graph import Eqn, Port, Value
 from plait.core_ir.ops.control import boundary
 from plait.core_ir.passes.equations import has_effect
+from plait.core_ir.passes.free_values import STATE, FreeValues, changing_buffers
 from plait.core_ir.passes.joint import Joint
-
-COPY_FLOPS_PER_BYTE = 256
-"""A copy is computed, not sent, up to this cost: random bits (60 flops a byte) are, a matrix product is not."""
-
-PARAM, BATCH, STATE = 1, 2, 4
-_FLAGS = {"param": PARAM, "batch": BATCH, "rng_key": BATCH}
 
 _Stages: TypeAlias = dict[Eqn | Value, int]
 
@@ -33,15 +26,13 @@ class ForwardStages:
     placed: the stages that compute an equation; none for a marker.
     defined: the stages that compute a value, or receive it at a marker. An input that every stage may read has none.
     used: the stages whose forward reads a value.
-    copies: the free equations, and their results, that may be computed anywhere.
-    flags: PARAM, BATCH, STATE: what a free value depends on.
+    free: what may be computed anywhere.
     """
 
+    free: FreeValues
     placed: dict[Eqn, int] = field(default_factory=dict)
     defined: dict[Value, int] = field(default_factory=dict)
     used: dict[Value, int] = field(default_factory=dict)
-    copies: set[Eqn | Value] = field(default_factory=set)
-    flags: dict[Value, int] = field(default_factory=dict)
 
     def home(self, value: Value) -> int:
         """The first stage that has a value; 0 for an input that every stage may read."""
@@ -65,30 +56,22 @@ def members(stages: int) -> Iterator[int]:
         stages &= stages - 1
 
 
-def assign_forward(joint: Joint) -> ForwardStages:
+def assign_forward(joint: Joint, free: FreeValues) -> ForwardStages:
     """Stages of the forward. PartitionError where a value would have to flow to an earlier stage."""
-    updates = {p.name: v for p, v in joint.outputs_of("buffer_update")}
-    state = {
-        v: p.name
-        for v, p in joint.inputs.items()
-        if p.role == "buffer" and updates.get(p.name, v) is not v
-    }
+    updates = changing_buffers(joint)
     owner: dict[Value, int] = {}
     while True:
         anchored = _anchored_stages(joint, owner)
-        found = {
-            v: anchored[updates[name]] for v, name in state.items() if updates[name] in anchored
-        }
+        found = {v: anchored[update] for v, update in updates.items() if update in anchored}
         if found == owner:
             break
         owner = found
-    stages = ForwardStages()
-    _mark_copies(joint, anchored, state, stages)
+    stages = ForwardStages(free)
     _place(joint, anchored, {}, stages)
     if sinks := _place_sinks(joint, anchored, stages):
         _place(joint, anchored, sinks, stages)
-    for _ in state:  # the update of a buffer may be another buffer as it was
-        stages.defined.update((v, 1 << stages.home(updates[name])) for v, name in state.items())
+    for _ in updates:  # the update of a buffer may be another buffer as it was
+        stages.defined.update((v, 1 << stages.home(update)) for v, update in updates.items())
     _check_order(joint, stages)
     return stages
 
@@ -111,31 +94,6 @@ def _anchored_stages(joint: Joint, owner: dict[Value, int]) -> _Stages:
     return stage
 
 
-def _mark_copies(
-    joint: Joint, anchored: _Stages, state: dict[Value, str], stages: ForwardStages
-) -> None:
-    flags, copies = stages.flags, stages.copies
-    for value, port in joint.inputs.items():
-        flags[value] = STATE if value in state else _FLAGS.get(port.role, 0)
-    for eqn in joint.forward:
-        if eqn.op is boundary or eqn in anchored:
-            continue
-        depends = 0
-        for operand in eqn.operands:
-            depends |= flags[operand]
-        flags.update(dict.fromkeys(eqn.results, depends))
-        movable = not depends & STATE and depends & (PARAM | BATCH) != PARAM | BATCH
-        reachable = all(o in copies or o in joint.inputs for o in eqn.operands)
-        if movable and reachable and is_cheap(eqn):
-            copies.update((eqn, *eqn.results))
-
-
-def is_cheap(eqn: Eqn) -> bool:
-    """Whether computing an equation once more costs less than a message with its results."""
-    budget = COPY_FLOPS_PER_BYTE * sum(r.type.num_bytes for r in eqn.results)
-    return eqn_flops(eqn) <= budget and not has_effect(eqn)
-
-
 def _place(joint: Joint, anchored: _Stages, sinks: dict[Eqn, int], stages: ForwardStages) -> None:
     """Fill `placed`, `defined` and `used`, users first."""
     stages.placed, stages.defined, stages.used = {}, {}, {}
@@ -153,7 +111,7 @@ def _place(joint: Joint, anchored: _Stages, sinks: dict[Eqn, int], stages: Forwa
             where = sinks.get(eqn, 0)
             for result in eqn.results:
                 where |= used.get(result, 0)
-            if eqn not in stages.copies:
+            if eqn not in stages.free.copies:
                 where &= -where
         stages.placed[eqn] = where
         for result in eqn.results:
@@ -170,7 +128,7 @@ def _place_sinks(joint: Joint, anchored: _Stages, stages: ForwardStages) -> dict
             continue
         where = stages.placed[eqn]
         if where:
-            stage = 0 if eqn in stages.copies else first(where)
+            stage = 0 if eqn in stages.free.copies else first(where)
         else:
             stage = max((estimate.get(o, 0) for o in eqn.operands), default=0)
         estimate.update(dict.fromkeys(eqn.results, stage))
@@ -186,7 +144,7 @@ def _place_sinks(joint: Joint, anchored: _Stages, stages: ForwardStages) -> dict
         if producer is None or value in anchored or stages.placed.get(producer):
             continue
         stage = estimate[value]
-        if port.role == "buffer_update" and stages.flags[value] in (0, STATE):
+        if port.role == "buffer_update" and stages.free.flags[value] in (0, STATE):
             stage = siblings.get(_module(port), stage)
         sinks[producer] = 1 << stage
     return sinks

@@ -48,9 +48,8 @@ class Availability:
             return self._recomputed[value]
         forward = self._forward
         here = forward.defined.get(value, 0) | forward.used.get(value, 0)
-        is_constant = value in forward.copies and not forward.flags[value]
-        if is_constant:
+        if forward.free.is_constant(value):
             return self._everywhere, self._everywhere, 0
-        if value in forward.copies or (value in self._inputs and value not in forward.defined):
+        if value in forward.free.copies or (value in self._inputs and value not in forward.defined):
             return here, self._everywhere, 0
         return here, here, forward.home(value)

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 
 from plait.core_ir.graph import Eqn, Value
 from plait.core_ir.ops.control import boundary
-from plait.core_ir.passes.assign_forward import BATCH, ForwardStages, members
+from plait.core_ir.passes.assign_forward import ForwardStages, members
 from plait.core_ir.passes.backward_stages import BackwardStages
+from plait.core_ir.passes.free_values import BATCH
 from plait.core_ir.passes.joint import Joint
 from plait.core_ir.passes.recompute import is_view, price
 
@@ -73,7 +74,7 @@ def _is_redone(
     if eqn.op is boundary:
         return False
     is_here = bool(forward.placed[eqn] >> stage & 1)
-    if eqn in forward.copies and not (is_here and forward.flags[eqn.results[0]] & BATCH):
+    if eqn in forward.free.copies and not (is_here and forward.free.flags[eqn.results[0]] & BATCH):
         return True
     if not is_here or not is_view(eqn):
         return False

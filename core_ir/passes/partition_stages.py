@@ -10,8 +10,8 @@
                                                                %gw0 = dot_general(%x, %gh)
 
 Edges join any two stages: a value that does not pass through markers goes directly to each stage that uses it. A
-parameter used by several stages gives a part of its gradient in each. The rules are in `assign_forward` and
-`assign_backward`. No `boundary` is left.
+parameter used by several stages gives a part of its gradient in each. The rules are in `free_values`, `assign_forward`
+and `assign_backward`. No `boundary` is left.
 """
 
 from collections.abc import Iterator
@@ -25,6 +25,7 @@ from plait.core_ir.passes.assign_forward import ForwardStages, assign_forward, f
 from plait.core_ir.passes.backward_needs import BackwardNeeds, find_backward_needs
 from plait.core_ir.passes.backward_stages import BackwardStages
 from plait.core_ir.passes.crossings import Crossing, find_crossings
+from plait.core_ir.passes.free_values import find_free_values
 from plait.core_ir.passes.joint import Joint, take_apart
 from plait.core_ir.program import Edge, EdgeKind, Program, Stage
 
@@ -39,8 +40,8 @@ def partition_stages(graph: Graph, num_stages: int, *, name: str = "") -> Progra
     """
     if num_stages < 1:
         raise PartitionError(f"a program has at least one stage, got {num_stages}")
-    joint = take_apart(graph, num_stages)
-    forward = assign_forward(joint)
+    joint, free = find_free_values(take_apart(graph, num_stages))
+    forward = assign_forward(joint, free)
     backward = assign_backward(joint, forward)
     needs = find_backward_needs(joint, forward, backward)
     crossings = find_crossings(joint, forward, backward, needs)

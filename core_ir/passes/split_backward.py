@@ -5,8 +5,9 @@
                                                       W: %d = dot_general(%x, %g)    -> param_grad
 
 I is what the gradients that leave the stage need; in a stage that none leaves, what two or more parameter gradients
-need. Equations that must run once (effects, and externs with several results) stand in I, with all they need. W is the
-rest. A parameter gradient that I computes anyway is an output of I.
+need. Equations that must run once (effects, and externs with several results) stand in I, with all they need. Cheap
+equations join I where that leaves less to hold (`join_input_part`). W is the rest. A parameter gradient that I computes
+is an output of I.
 
 What W reads of I is handed over, unless W can compute it again by a view or by one cheap equation (at most one flop an
 element) from fewer bytes: of ports that W keeps alive anyway, parameters and batch leaves count nothing.
@@ -20,6 +21,7 @@ from plait.core_ir.graph import Eqn, Graph, Port, Value
 from plait.core_ir.ops.control import extern
 from plait.core_ir.passes.assemble_tasks import build_graph
 from plait.core_ir.passes.equations import has_effect
+from plait.core_ir.passes.join_input_part import join_input_part
 from plait.core_ir.passes.recompute import is_view, price
 from plait.core_ir.program import Program, Stage
 
@@ -39,7 +41,7 @@ def _split_stage(stage: Stage) -> Stage:
 def split_task(graph: Graph) -> tuple[Graph, Graph]:
     """I and W of one backward."""
     outputs = tuple(zip(graph.output_ports, graph.outputs, strict=True))
-    in_input_part = _input_part(graph)
+    in_input_part = _with_joined(graph, _input_part(graph))
     made = {r for eqn in graph.eqns if eqn in in_input_part for r in eqn.results}
     rest = [eqn for eqn in graph.eqns if eqn not in in_input_part]
     given = [(p, v) for p, v in outputs if p.role == "gradient" or v in made]
@@ -76,6 +78,17 @@ def _input_part(graph: Graph) -> set[Eqn]:
             part.add(eqn)
             wanted.update(eqn.operands)
     return part
+
+
+def _with_joined(graph: Graph, part: set[Eqn]) -> set[Eqn]:
+    """I with the cheap equations that join it."""
+    ports = dict(zip(graph.inputs, graph.input_ports, strict=True))
+    producers = {r: eqn for eqn in graph.eqns if eqn in part for r in eqn.results}
+    rest = [eqn for eqn in graph.eqns if eqn not in part]
+    outputs = [v for v in graph.outputs if v not in producers]
+    return part | join_input_part(
+        rest, outputs, producers, lambda v: v in ports and ports[v].role in _FREE_ROLES
+    )
 
 
 def _runs_once(eqn: Eqn) -> bool:
