@@ -337,6 +337,35 @@ def every_kind_of_value() -> Program:
     return Program("every_kind_of_value", stages, edges)
 
 
+def rows_of_one_weight(num_stages: int) -> Program:
+    """Each stage adds x_s . w of its own row x_s to what came before; all share w; the loss is the last sum."""
+    row = TensorType(f32, (2,))
+
+    def stage(s: int) -> Stage:
+        def forward(t: Task) -> None:
+            x, w = t.read("batch", f"x{s}", row), t.read("param", "w", row)
+            total = t(reduce.reduce_sum, t(elementwise.mul, x, w), dims=(0,))
+            if s:
+                total = t(elementwise.add, t.read("activation", "sum", SCALAR), total)
+            is_last = s == num_stages - 1
+            t.output(total, "loss" if is_last else "activation", "" if is_last else "sum")
+
+        def weight_part(t: Task) -> None:
+            g = t.read("loss_grad", "", SCALAR)
+            t.output(t.all(elementwise.mul, t.read("batch", f"x{s}", row), g), "param_grad", "w")
+
+        tasks = {
+            "F": graph("F", forward),
+            "I": graph("I", lambda t: None),
+            "W": graph("W", weight_part),
+        }
+        return Stage(s, tasks)
+
+    port = Port("activation", "sum")
+    edges = [edge(s, port, s + 1, port, "activation") for s in range(num_stages - 1)]
+    return Program("rows", tuple(map(stage, range(num_stages))), tuple(edges))
+
+
 PROGRAMS: dict[str, Program] = {
     "alike": layers([3] * 5),
     "one": layers([3, 3]),

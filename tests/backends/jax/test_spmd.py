@@ -6,15 +6,24 @@ import itertools
 import jax
 import numpy as np
 import pytest
-from stage_programs import PROGRAMS, inputs_for, layers, meaning
+from stage_programs import (
+    PROGRAMS,
+    Task,
+    every_kind_of_value,
+    inputs_for,
+    layers,
+    meaning,
+    rows_of_one_weight,
+)
 
 from plait.backends.jax.engine_mpmd import MpmdEngine
 from plait.backends.jax.engine_spmd import SpmdEngine
 from plait.backends.runtime import StepInputs, StepOutputs
-from plait.core_ir.errors import ScheduleError, UsageError
-from plait.core_ir.program import Program
+from plait.core_ir.errors import ScheduleError, UnsupportedError, UsageError
+from plait.core_ir.program import Program, Stage
 from plait.core_ir.schedule import Action, Schedule, build
 from plait.core_ir.schedule.kinds import B, F, I, W
+from plait.core_ir.types import TensorType, f32
 
 SCHEDULES = ("gpipe", "1f1b", "zb-h1")
 
@@ -122,3 +131,75 @@ def test_a_schedule_that_cannot_run_names_who_waits() -> None:
     rows = [[Action(B, 0, 0), Action(F, 0, 0)], [Action(F, 1, 0), Action(B, 1, 0)]]
     with pytest.raises(ScheduleError, match="rank 0 at 0I0"):
         SpmdEngine(program, Schedule.from_actions("wrong", (0, 1), 1, rows))
+
+
+@pytest.mark.parametrize("name", ["interleaved-1f1b", "zbv", "dualpipev"])
+def test_two_stages_a_rank(name: str) -> None:
+    program, num_microbatches = layers([3] * 5, skip=(0, 2)), 4
+    schedule = build(name, 2, num_microbatches)
+    inputs = inputs_for(program, num_microbatches)
+    outputs = SpmdEngine(program, schedule).run(inputs)
+    check(outputs, program, inputs)
+    check_bits(outputs, one_by_one(program, num_microbatches).run(inputs))
+
+
+def test_a_lowered_schedule_runs_as_it_did_before() -> None:
+    program = PROGRAMS["skip"]
+    inputs, schedule = inputs_for(program, 2), build("1f1b", 4, 2)
+    lowered = schedule.lower(program.edge_kinds())
+    assert lowered.is_lowered
+    check_bits(SpmdEngine(program, lowered).run(inputs), SpmdEngine(program, schedule).run(inputs))
+
+
+def test_partial_gradients_of_a_shared_parameter_are_added_once() -> None:
+    """x = 0..7 as one row for each of four ranks, loss = sum of x w: the gradient of w is [12, 16], not [48, 64]."""
+    program = rows_of_one_weight(4)
+    inputs = StepInputs(
+        params={"w": np.array([1, 2], np.float32)},
+        buffers={},
+        microbatches=[{f"x{r}": np.arange(2 * r, 2 * r + 2, dtype=np.float32) for r in range(4)}],
+        keys=np.zeros((1, 2), np.uint32),
+        loss_grad=1.0,
+    )
+    outputs = SpmdEngine(program, build("gpipe", 4, 1)).run(inputs)
+    np.testing.assert_array_equal(np.asarray(outputs.grads["w"]), [12, 16])
+    np.testing.assert_array_equal(np.asarray(outputs.loss), 44)
+
+
+def test_profile_gives_times_of_each_stage() -> None:
+    program = PROGRAMS["alike"]
+    times = SpmdEngine(program, build("1f1b", 4, 2)).profile(inputs_for(program, 2))
+    assert np.all(np.asarray(times.f) > 0)
+    assert np.shape(times.f) == (4,)
+
+
+def test_a_buffer_that_two_stages_use_and_one_changes_is_refused() -> None:
+    program = every_kind_of_value()
+    other = layers([3, 3]).stages[0].tasks
+    reader = Task("reader")
+    reader.output(reader.read("buffer", "mean", TensorType(f32, (3,))), "aux", "mean")
+    stage = Stage(
+        2, {**other, "F": reader.build(), "I": Task("none").build(), "W": Task("none").build()}
+    )
+    program = dataclasses.replace(program, stages=(*program.stages, stage))
+    with pytest.raises(
+        UnsupportedError, match="buffer 'mean' is changed in stage 0 and used in stage 2"
+    ):
+        SpmdEngine(program, build("gpipe", 3, 1))
+
+
+def test_calling_twice_gives_the_same_and_keeps_the_callers_arrays() -> None:
+    program = PROGRAMS["every_kind_of_value"]
+    inputs = inputs_for(program, 2)
+    with jax.enable_x64(True):
+        given = dataclasses.replace(
+            inputs,
+            params={name: jax.device_put(x) for name, x in inputs.params.items()},
+            buffers={name: jax.device_put(x) for name, x in inputs.buffers.items()},
+        )
+    engine = SpmdEngine(program, build("1f1b", 2, 2))
+    first, second = engine.run(given), engine.run(given)
+    check_bits(first, second)
+    for group, kept in ((given.params, inputs.params), (given.buffers, inputs.buffers)):
+        for name, x in group.items():
+            np.testing.assert_array_equal(np.asarray(x), kept[name])
