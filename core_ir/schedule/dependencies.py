@@ -1,11 +1,12 @@
 """What every action waits for: where each task is done, and who produces what it needs.
 
 Two kinds of wait are told apart. On one rank the order of the actions settles it, so it is checked
-and then dropped. Across ranks it is a dependency in time, kept in `sources`.
+and then dropped. Across ranks it is a dependency in time, kept in `Waits`.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,20 +62,31 @@ def _locate(
     return position.reshape(table.num_stages, table.num_microbatches)
 
 
-def cross_rank_sources(table: ActionTable, tasks: TaskPositions, edges: Sequence[Edge]) -> IntArray:
+class Waits(NamedTuple):
     """The actions on other ranks that each action waits for: [num_actions, width], -1 where none.
+
+    `edge` says along which of the given edges `source` feeds it, -1 within one stage.
+    """
+
+    source: IntArray
+    edge: IntArray
+
+
+def cross_rank_waits(table: ActionTable, tasks: TaskPositions, edges: Sequence[Edge]) -> Waits:
+    """What every action waits for that another rank does.
 
     Raises `ScheduleError` when something needed is done by no action, or on the same rank but
     later.
     """
     waits = [(tasks.input_gradient, tasks.forward), (tasks.weight_gradient, tasks.input_gradient)]
-    for edge in edges:
+    pairs = [(*_wait_pairs(table, *wait), -1) for wait in waits]
+    for index, edge in enumerate(edges):
         done = tasks.forward if edge.kind == "activation" else tasks.input_gradient
-        waits.append((done[edge.target], done[edge.source]))
-    pairs = [_wait_pairs(table, *wait) for wait in waits]
+        pairs.append((*_wait_pairs(table, done[edge.target], done[edge.source]), index))
     target = np.concatenate([pair[0] for pair in pairs])
     source = np.concatenate([pair[1] for pair in pairs])
-    return _pack(target, source, table.num_actions)
+    edge_of = np.concatenate([np.full(len(pair[0]), pair[2]) for pair in pairs])
+    return _pack(target, source, edge_of, table.num_actions)
 
 
 def _wait_pairs(
@@ -102,12 +114,12 @@ def _wait_pairs(
     return target[~local], source[~local]
 
 
-def _pack(target: IntArray, source: IntArray, num_actions: int) -> IntArray:
+def _pack(target: IntArray, source: IntArray, edge: IntArray, num_actions: int) -> Waits:
     order = np.argsort(target, kind="stable")
-    target, source = target[order], source[order]
-    first = np.searchsorted(target, target, side="left")
-    slot = np.arange(len(target)) - first
+    target = target[order]
+    slot = np.arange(len(target)) - np.searchsorted(target, target, side="left")
     width = int(slot.max()) + 1 if slot.size else 0
-    packed = np.full((num_actions, width), -1, dtype=np.int64)
-    packed[target, slot] = source
-    return packed
+    waits = Waits(*(np.full((num_actions, width), -1, dtype=np.int64) for _ in range(2)))
+    waits.source[target, slot] = source[order]
+    waits.edge[target, slot] = edge[order]
+    return waits

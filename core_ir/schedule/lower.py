@@ -5,14 +5,13 @@ from typing import TypeVar
 
 import numpy as np
 
-from plait.core_ir.schedule.dependencies import TaskPositions, cross_rank_sources, locate_tasks
+from plait.core_ir.schedule.dependencies import TaskPositions, cross_rank_waits, locate_tasks
+from plait.core_ir.schedule.durations import compute_times, durations
 from plait.core_ir.schedule.edges import Edge, resolve_edges
 from plait.core_ir.schedule.ir import ActionTable, IntArray
 from plait.core_ir.schedule.kinds import message_kinds
 from plait.core_ir.schedule.rewrite import insert, strip_messages
-from plait.core_ir.schedule.simulate import durations
 from plait.core_ir.schedule.times import FloatArray, Times
-from plait.core_ir.schedule.timing import earliest_times
 
 Table = TypeVar("Table", bound=ActionTable)
 
@@ -42,8 +41,8 @@ def lower(table: Table, edges: Iterable[tuple[int, int, str]] | None = None) -> 
     resolved = resolve_edges(table, edges)
     computes = strip_messages(table)
     tasks = locate_tasks(computes)
-    sources = cross_rank_sources(computes, tasks, resolved)
-    start, end = earliest_times(computes, sources, durations(computes, _UNIT_TIMES))
+    waits = cross_rank_waits(computes, tasks, resolved)
+    start, end = compute_times(computes, waits, durations(computes, _UNIT_TIMES))
 
     columns, producer = _messages(computes, tasks, resolved)
     # A stable sort: messages at one time keep one order, the same for senders and receivers.

@@ -11,7 +11,7 @@ from plait.core_ir.schedule.lower import lower
 from plait.core_ir.schedule.rewrite import keep_forward
 from plait.core_ir.schedule.simulate import simulate
 from plait.core_ir.schedule.text import parse_schedule, print_schedule
-from plait.core_ir.schedule.timeline import Timeline
+from plait.core_ir.schedule.timeline import Sync, Timeline
 from plait.core_ir.schedule.times import Memory, Times
 from plait.core_ir.schedule.validate import validate
 
@@ -84,10 +84,15 @@ class Schedule(ActionTable):
         return keep_forward(self)
 
     def simulate(
-        self, times: Times, memory: Memory | None = None, *, edges: Edges | None = None
+        self,
+        times: Times,
+        memory: Memory | None = None,
+        *,
+        edges: Edges | None = None,
+        sync: Sync = "none",
     ) -> Timeline:
         """The timeline under the given task times; see `simulate.simulate`."""
-        return simulate(self, times, memory, edges=edges)
+        return simulate(self, times, memory, edges=edges, sync=sync)
 
     def draw(self, times: Times) -> str:
         """A text picture of the simulated timeline."""

@@ -2,14 +2,19 @@
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from plait.core_ir.schedule.edges import Edge
 from plait.core_ir.schedule.ir import Action, ActionTable, IntArray
 from plait.core_ir.schedule.kinds import IS_COMPUTE, KINDS, OVERLAP_F_B
-from plait.core_ir.schedule.times import FloatArray, Memory, per_stage
+from plait.core_ir.schedule.times import FloatArray, Memory, Times
+from plait.core_ir.schedule.transfers import Transfers, trace_transfers
+
+# What a rank's optimizer step waits for: see `simulate.simulate`.
+Sync = Literal["none", "barrier", "post_validate"]
 
 _FORWARD = np.array([kind.forward for kind in KINDS])
 _INPUT_GRADIENT = np.array([kind.input_gradient for kind in KINDS])
@@ -31,13 +36,17 @@ class Timeline:
     in time.
 
     Rates compare the work of a rank, the time its actions take (the mean where ranks differ), with
-    a cost: (cost - work) / cost.
+    a cost: (cost - work) / cost. `times` and `edges` are what was simulated; a measured timeline has
+    none.
     """
 
     schedule: ActionTable
     start: FloatArray = field(repr=False)
     end: FloatArray = field(repr=False)
     memory: Memory = field(default_factory=Memory)
+    times: Times | None = None
+    edges: tuple[Edge, ...] = field(default=(), repr=False)
+    sync: Sync = "none"
 
     @cached_property
     def rank(self) -> IntArray:
@@ -53,6 +62,13 @@ class Timeline:
             for index, (rank, start, end) in enumerate(times)
         )
 
+    @cached_property
+    def transfers(self) -> Transfers | None:
+        """The messages between ranks, None in a measured timeline."""
+        if self.times is None:
+            return None
+        return trace_transfers(self.schedule, self.edges, self.times, self.end)
+
     @property
     def makespan(self) -> float:
         """First start to last end over all ranks."""
@@ -64,12 +80,18 @@ class Timeline:
 
         The optimizer step, which is no task of a microbatch, does not count.
         """
-        computes = self._computes
-        first = np.full(self.schedule.num_ranks, np.inf)
-        last = np.full(self.schedule.num_ranks, -np.inf)
-        np.minimum.at(first, self.rank[computes], self.start[computes])
-        np.maximum.at(last, self.rank[computes], self.end[computes])
-        return float(max(0.0, (last - first).max()))
+        return self._longest(self._computes)
+
+    @property
+    def step_time(self) -> float:
+        """From one step to the next when steps follow each other without a pause.
+
+        A rank goes on as soon as its own step is done, so ranks that start late may end late. A
+        barrier holds them all until the last one is done, which is what it costs.
+        """
+        if self.sync == "barrier":
+            return self.makespan
+        return self._longest(np.ones(self.start.shape, dtype=bool))
 
     @property
     def bubble_rate(self) -> float:
@@ -93,6 +115,25 @@ class Timeline:
         """The most memory each rank holds, in the unit of `memory`."""
         return peak_memory(self.schedule, self.memory)
 
+    def held(self, rank: int) -> tuple[FloatArray, FloatArray]:
+        """The memory that `rank` holds over time: `amount[k]` from `time[k]` on; starts at 0."""
+        own = slice(*self.schedule.offsets[rank : rank + 2])
+        taken, freed = memory_changes(self.schedule, self.memory)
+        time = np.concatenate([self.start[own], self.end[own]])
+        change = np.concatenate([taken[own], -freed[own]])
+        # What ends at a moment is freed before what starts then takes its own.
+        order = np.lexsort((change, time))
+        resident = self.memory.resident(self.schedule.placement, self.schedule.num_ranks)[rank]
+        amount = resident + np.concatenate([[0.0], np.cumsum(change[order])])
+        return np.concatenate([[0.0], time[order]]), amount
+
+    def _longest(self, counted: NDArray[np.bool_]) -> float:
+        first = np.full(self.schedule.num_ranks, np.inf)
+        last = np.full(self.schedule.num_ranks, -np.inf)
+        np.minimum.at(first, self.rank[counted], self.start[counted])
+        np.maximum.at(last, self.rank[counted], self.end[counted])
+        return float(max(0.0, (last - first).max()))
+
     @property
     def _work(self) -> FloatArray:
         return self.end - self.start
@@ -102,25 +143,28 @@ class Timeline:
         return IS_COMPUTE[self.schedule.kind]
 
 
-def peak_memory(table: ActionTable, memory: Memory) -> FloatArray:
-    """The most memory each rank holds. Its actions run one by one, so their order alone decides."""
-    activation = per_stage(memory.activation, table.num_stages, "Memory.activation")
-    handover = activation
-    if memory.handover is not None:
-        handover = per_stage(memory.handover, table.num_stages, "Memory.handover")
+def memory_changes(table: ActionTable, memory: Memory) -> tuple[FloatArray, FloatArray]:
+    """What each action takes at its start and frees at its end."""
+    activation, handover = memory.per_microbatch(table.num_stages)
     kind = table.kind
     backward = np.where(kind == OVERLAP_F_B.code, table.other_stage, table.stage)
     taken = np.where(_FORWARD[kind], activation[table.stage], 0.0)
     freed = np.where(_INPUT_GRADIENT[kind], (activation - handover)[backward], 0.0)
     freed += np.where(_WEIGHT_GRADIENT[kind], handover[backward], 0.0)
+    return taken, freed
+
+
+def peak_memory(table: ActionTable, memory: Memory) -> FloatArray:
+    """The most memory each rank holds. Its actions run one by one, so their order alone decides."""
+    taken, freed = memory_changes(table, memory)
     # While an action runs, what it takes is held, and so is what it frees at its end.
     held = np.cumsum(taken) - (np.cumsum(freed) - freed)
-    peaks = np.zeros(table.num_ranks)
+    peaks = memory.resident(table.placement, table.num_ranks)
     for rank in range(table.num_ranks):
         begin, stop = table.offsets[rank], table.offsets[rank + 1]
         if begin < stop:
             before = held[begin] - taken[begin]
-            peaks[rank] = held[begin:stop].max() - before
+            peaks[rank] += held[begin:stop].max() - before
     return peaks
 
 

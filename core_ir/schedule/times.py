@@ -1,7 +1,8 @@
-"""What tasks cost: their times and the memory they hold, given as one number or one per stage."""
+"""What tasks and transfers cost: times and memory, as one number, one per stage or one per edge."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,7 @@ from plait.core_ir.errors import ScheduleError
 
 FloatArray = NDArray[np.float64]
 PerStage = float | Sequence[float]
+PerEdge = float | Mapping[tuple[int, int], float]
 
 
 @dataclass(frozen=True)
@@ -17,9 +19,12 @@ class Times:
     """Times of the tasks F, I, W, B and F&B and of the optimizer step, in any one unit.
 
     Each is a number, the same for every stage, or one per stage. `b` defaults to `i + w`. `fb` is
-    the time of a pair, read by the stage of its forward; it defaults to the sum of its two tasks.
-    `comm` is the latency of a transfer between ranks: it delays the receiver and occupies nobody.
-    A rank's optimizer step takes the sum of `optimizer` over its stages.
+    the time of a pair, read by the stage of its forward; it defaults to the sum of its two tasks. A
+    rank's optimizer step takes the sum of `optimizer` over its stages.
+
+    A transfer between ranks occupies the sending rank's communication lane for `transfer` (bytes by
+    bandwidth), one after the other, and arrives `comm` (the latency) after that; neither occupies a
+    rank's computing. Both are a number or a mapping from (source stage, target stage).
 
     Raises `ScheduleError` for a negative or non-finite time.
     """
@@ -29,13 +34,12 @@ class Times:
     w: PerStage
     b: PerStage | None = None
     fb: PerStage | None = None
-    comm: float = 0.0
+    comm: PerEdge = field(default=0.0, hash=False)
     optimizer: PerStage = 0.0
+    transfer: PerEdge = field(default=0.0, hash=False)
 
     def __post_init__(self) -> None:
         _normalise(self)
-        if isinstance(self.comm, tuple):
-            raise ScheduleError(f"Times.comm must be one number, got {self.comm}")
 
 
 @dataclass(frozen=True)
@@ -43,16 +47,32 @@ class Memory:
     """What one microbatch of a stage holds, in any one unit: a number or one per stage.
 
     `activation` is held from the start of F to the end of I, `handover` from the end of I to the
-    end of W; B holds `activation` to its end. `handover` defaults to `activation`.
+    end of W; B holds `activation` to its end. `handover` defaults to `activation`. `parameters` is
+    what a stage holds all the time: weights, gradients, optimizer state.
 
     Raises `ScheduleError` for a negative or non-finite amount.
     """
 
     activation: PerStage = 1.0
     handover: PerStage | None = None
+    parameters: PerStage = 0.0
 
     def __post_init__(self) -> None:
         _normalise(self)
+
+    def per_microbatch(self, num_stages: int) -> tuple[FloatArray, FloatArray]:
+        """Activation and hand-over of each stage: two arrays [num_stages]."""
+        activation = per_stage(self.activation, num_stages, "Memory.activation")
+        if self.handover is None:
+            return activation, activation
+        return activation, per_stage(self.handover, num_stages, "Memory.handover")
+
+    def resident(self, placement: Sequence[int], num_ranks: int) -> FloatArray:
+        """What each rank holds all the time: [num_ranks]."""
+        parameters = per_stage(self.parameters, len(placement), "Memory.parameters")
+        resident = np.zeros(num_ranks)
+        np.add.at(resident, np.asarray(placement), parameters)
+        return resident
 
 
 def per_stage(value: PerStage, num_stages: int, what: str) -> FloatArray:
@@ -68,23 +88,49 @@ def per_stage(value: PerStage, num_stages: int, what: str) -> FloatArray:
     return array
 
 
+def per_edge(value: PerEdge, edges: Iterable[tuple[int, int]], what: str) -> FloatArray:
+    """`value` as an array [edges], each (source stage, target stage); `what` names it in the error."""
+    pairs = list(edges)
+    if not isinstance(value, Mapping):
+        return np.full(len(pairs), float(value))
+    missing = [pair for pair in pairs if pair not in value]
+    if missing:
+        source, target = missing[0]
+        raise ScheduleError(
+            f"{what} has no entry ({source}, {target}), but stage {source} sends to stage {target}"
+            " on another rank; give one for each such pair, or one number for all"
+        )
+    return np.array([value[pair] for pair in pairs], dtype=np.float64)
+
+
 def _normalise(costs: Times | Memory) -> None:
-    """Turn numbers into floats and sequences into tuples of floats, in place."""
+    """Turn numbers into floats, sequences into tuples and mappings into dicts of them, in place."""
     for column in fields(costs):
         value = getattr(costs, column.name)
         if value is None:
             continue
+        convert = _edge_numbers if column.name in ("comm", "transfer") else _stage_numbers
         what = f"{type(costs).__name__}.{column.name}"
-        try:
-            array = np.asarray(value, dtype=np.float64)
-        except (TypeError, ValueError) as error:
-            raise ScheduleError(
-                f"{what} must be a number or one per stage, got {value!r}"
-            ) from error
-        if array.ndim > 1 or not np.isfinite(array).all() or (array < 0).any():
-            raise ScheduleError(
-                f"{what} must be a number or one per stage, finite and not negative, got {value!r}"
-            )
-        object.__setattr__(
-            costs, column.name, tuple(array.tolist()) if array.ndim else float(array)
-        )
+        object.__setattr__(costs, column.name, convert(value, what))
+
+
+def _stage_numbers(value: Any, what: str) -> float | tuple[float, ...]:
+    array = _checked(value, what, "a number or one per stage", max_ndim=1)
+    return tuple(array.tolist()) if array.ndim else float(array)
+
+
+def _edge_numbers(value: Any, what: str) -> float | dict[tuple[int, int], float]:
+    expected = "a number or one per edge, {(source stage, target stage): number}"
+    if isinstance(value, Mapping):
+        return {pair: float(_checked(x, what, expected, max_ndim=0)) for pair, x in value.items()}
+    return float(_checked(value, what, expected, max_ndim=0))
+
+
+def _checked(value: Any, what: str, expected: str, max_ndim: int) -> FloatArray:
+    try:
+        array = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ScheduleError(f"{what} must be {expected}, got {value!r}") from error
+    if array.ndim > max_ndim or not np.isfinite(array).all() or (array < 0).any():
+        raise ScheduleError(f"{what} must be {expected}, finite and not negative, got {value!r}")
+    return array

@@ -7,16 +7,16 @@ import numpy as np
 from plait.core_ir.errors import ScheduleError
 from plait.core_ir.schedule.dependencies import (
     TaskPositions,
-    cross_rank_sources,
+    cross_rank_waits,
     locate_tasks,
 )
+from plait.core_ir.schedule.durations import compute_times
 from plait.core_ir.schedule.edges import resolve_edges
 from plait.core_ir.schedule.ir import ActionTable, IntArray
 from plait.core_ir.schedule.kinds import HAS_STAGE, IS_COMPUTE, OPT, OVERLAP_F_B
 from plait.core_ir.schedule.messages import check_messages
 from plait.core_ir.schedule.timeline import peak_memory
 from plait.core_ir.schedule.times import Memory
-from plait.core_ir.schedule.timing import earliest_times
 
 # A sum of many floats may exceed a limit that it meets on paper.
 _ROUNDING = 1e-9
@@ -54,11 +54,11 @@ def validate(
     _check_optimizer(table)
     _check_microbatch_order(table, tasks.weight_gradient, range(table.num_stages))
     _check_microbatch_order(table, tasks.forward, ordered_forward)
-    sources = cross_rank_sources(table, tasks, resolved)
+    waits = cross_rank_waits(table, tasks, resolved)
     if table.is_lowered:
         check_messages(table, tasks, resolved)
     else:
-        earliest_times(table, sources, np.ones(table.num_actions))
+        compute_times(table, waits, np.ones(table.num_actions))
     if memory_limit is not None:
         check_memory(table, memory or Memory(), memory_limit)
 

@@ -90,7 +90,7 @@ def test_both_ways_to_the_times_agree(legal_case, seed, data):
     times = data.draw(random_times(schedule.num_stages))
     loop = schedule.simulate(times, edges=edges)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(timing_module, "_MANY_RANKS", 1)
+        patch.setattr(timing_module, "_MANY_LANES", 1)
         sweep = schedule.simulate(times, edges=edges)
     assert np.array_equal(loop.start, sweep.start)
     assert np.array_equal(loop.end, sweep.end)
@@ -198,7 +198,7 @@ def test_optimizer_step_follows_the_last_task_of_its_rank():
         (lambda: Times(-1, 1, 1), r"Times\.f must be .* not negative, got -1"),
         (lambda: Times(1, float("nan"), 1), r"Times\.i must be .* finite"),
         (lambda: Times(1, 1, "slow"), r"Times\.w must be a number or one per stage, got 'slow'"),
-        (lambda: Times(1, 1, 1, comm=[1, 2]), r"Times\.comm must be one number"),
+        (lambda: Times(1, 1, 1, comm=[1, 2]), r"Times\.comm must be a number or one per edge"),
         (lambda: Memory([[1]]), r"Memory\.activation must be a number or one per stage"),
         (
             lambda: build("1f1b", 3, 2).simulate(Times([1, 2], 1, 1)),

@@ -1,0 +1,121 @@
+"""The communication lane of each rank: what it sends, in the order in which it is produced."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from plait.core_ir.schedule.dependencies import Waits, cross_rank_waits, locate_tasks
+from plait.core_ir.schedule.edges import Edge
+from plait.core_ir.schedule.ir import ActionTable, IntArray
+from plait.core_ir.schedule.times import FloatArray, Times, per_edge
+from plait.core_ir.schedule.timing import Lanes, earliest_times
+
+
+@dataclass(frozen=True, eq=False)
+class Transfers:
+    """The messages of a timeline as arrays: by sending rank, then in time.
+
+    `producer` and `consumer` are indices of actions, `edge` an index into `edges`. A message is on
+    its rank's lane from `start` to `end` and with its consumer at `arrival`.
+    """
+
+    edges: tuple[Edge, ...]
+    producer: IntArray
+    consumer: IntArray
+    edge: IntArray
+    start: FloatArray
+    end: FloatArray
+    arrival: FloatArray
+
+    @property
+    def num_messages(self) -> int:
+        return len(self.producer)
+
+
+def timed_with_transfers(
+    table: ActionTable, waits: Waits, edges: Sequence[Edge], duration: FloatArray, times: Times
+) -> tuple[FloatArray, FloatArray]:
+    """Earliest start and end of every action, with messages that take `times.transfer` and arrive
+    `times.comm` later.
+
+    Raises `ScheduleError` when actions wait for each other in a circle.
+    """
+    latency, occupied = _edge_costs(table, edges, times)
+    delay = latency[waits.edge]
+    lanes = Lanes(table.offsets, duration, waits.source, delay)
+    if occupied.any():
+        lanes = _with_sending_lanes(table, lanes, _messages(waits), occupied)
+    start, end = earliest_times(lanes, table.name, table.where)
+    return start[: table.num_actions], end[: table.num_actions]
+
+
+def trace_transfers(
+    table: ActionTable, edges: Sequence[Edge], times: Times, end: FloatArray
+) -> Transfers:
+    """The messages of a schedule without messages whose actions end at `end`."""
+    latency, occupied = _edge_costs(table, edges, times)
+    messages = _messages(cross_rank_waits(table, locate_tasks(table), edges))
+    start = end[messages.producer]
+    done = np.empty_like(start)
+    # A lane is free at 0; its messages stand in the order of their producers, rank by rank.
+    free = [0.0] * table.num_ranks
+    rank = table.rank_of_action[messages.producer]
+    for index, lane in enumerate(rank.tolist()):
+        start[index] = max(start[index], free[lane])
+        free[lane] = done[index] = start[index] + occupied[messages.edge[index]]
+    return Transfers(
+        tuple(edges),
+        messages.producer,
+        messages.consumer,
+        messages.edge,
+        start,
+        done,
+        done + latency[messages.edge],
+    )
+
+
+class _Messages(NamedTuple):
+    """Who waits for whom along which edge, by producer; `slot` is the column of the wait."""
+
+    producer: IntArray
+    consumer: IntArray
+    slot: IntArray
+    edge: IntArray
+
+
+def _messages(waits: Waits) -> _Messages:
+    consumer, slot = np.nonzero(waits.edge >= 0)
+    producer, edge = waits.source[consumer, slot], waits.edge[consumer, slot]
+    # The order of production is the order of actions on the rank; edges of one action as given.
+    order = np.lexsort((edge, producer))
+    return _Messages(producer[order], consumer[order], slot[order], edge[order])
+
+
+def _edge_costs(
+    table: ActionTable, edges: Sequence[Edge], times: Times
+) -> tuple[FloatArray, FloatArray]:
+    """Latency and time on the lane of each edge; the last entry, read by index -1, is 0."""
+    crossing = [table.placement[e.source] != table.placement[e.target] for e in edges]
+    pairs = [(e.source, e.target) for e, crosses in zip(edges, crossing, strict=True) if crosses]
+    costs = []
+    for value, what in ((times.comm, "Times.comm"), (times.transfer, "Times.transfer")):
+        cost = np.zeros(len(edges) + 1)
+        cost[:-1][crossing] = per_edge(value, pairs, what)
+        costs.append(cost)
+    return costs[0], costs[1]
+
+
+def _with_sending_lanes(
+    table: ActionTable, lanes: Lanes, messages: _Messages, occupied: FloatArray
+) -> Lanes:
+    """Add a lane a rank for its messages: one waits for its producer, its consumer for it."""
+    sent = np.bincount(table.rank_of_action[messages.producer], minlength=table.num_ranks)
+    offsets = np.cumsum([0, *np.diff(table.offsets), *sent])
+    added = ((0, len(messages.producer)), (0, 0))
+    sources = np.pad(lanes.sources, added, constant_values=-1)
+    sources[messages.consumer, messages.slot] = np.arange(table.num_actions, len(sources))
+    sources[table.num_actions :, 0] = messages.producer
+    duration = np.concatenate([lanes.duration, occupied[messages.edge]])
+    return Lanes(offsets, duration, sources, np.pad(lanes.delay, added))
