@@ -107,13 +107,10 @@ def _cotangent(b: Builder, site: Site, *operands: Value) -> Sequence[Value]:
     marks = site.lowering.marks
     if not marks.cuts(site.params["path"]):
         return operands
-    index = marks.close(site.params["uid"])
-    of_loss = not marks.backward or not marks.backward.isdisjoint(operands)
-    if index is None or not of_loss:
-        raise CaptureError(
-            f"{site.source}: the loss takes a gradient through this stage boundary itself; keep stage boundaries out "
-            "of functions that the loss differentiates"
-        )
+    # In a gradient that the loss itself takes, backward markers are no cuts of the step's backward.
+    index = marks.close(site.params["uid"]) if marks.in_backward else None
+    if index is None:
+        return operands
     return b.emit(ops.boundary, *operands, index=index, backward=True)
 
 

@@ -35,6 +35,7 @@ def unroll_scan(
     stacks: dict[int, list[Part]] = {}
     for i in order:
         rows = [_row(b, x, marks.slices.get(x), i) for x in xs]
+        marks.backward.update(r for r, x in zip(rows, xs, strict=True) if x in marks.backward)
         results = site.lowering.inline(b, body, *consts, *carry, *rows)
         carry, made = results[: len(carry)], results[len(carry) :]
         for number, value in enumerate(made):

@@ -32,6 +32,11 @@ class Marks:
     _outputs: dict[int, list[Sequence[Value]]] = field(default_factory=dict)
     _numbers_left: dict[int, list[int]] = field(default_factory=dict)
 
+    @property
+    def in_backward(self) -> bool:
+        """Whether anything was computed from the cotangent of the loss yet; True where none was given."""
+        return len(self.backward) != 1
+
     def open(self, uid: int, path: str) -> int:
         """The number of the next cut."""
         index = len(self.paths)

@@ -45,7 +45,7 @@ def view_model(
 def _view_tree(
     loss_fn: Callable[..., Any], model: Any, state: Any, batch: Any, has_aux: bool
 ) -> ModelView:
-    x64 = needs_x64(model, state, batch)
+    x64 = needs_x64((model, state), batch)
     params = array_tree(model, "model", x64=x64, static=_holds_equinox(model))
     buffers = array_tree(state, "state", x64=x64, static=_holds_equinox(state))
 
@@ -72,7 +72,7 @@ def _view_nnx(
     """An nnx module: its Params are parameters, its other variables are buffers, chained by microbatch."""
     graphdef, *states = nnx.split(model, nnx.Param, ...)
     first_params, first_rest = states
-    x64 = needs_x64(first_params, first_rest, batch)
+    x64 = needs_x64(states, batch)
     params = array_tree(first_params, "model", x64=x64, static=False)
     buffers = array_tree(first_rest, "model", x64=x64, static=False)
 

@@ -137,15 +137,19 @@ def _described(name: str, leaf: Any, x64: bool) -> tuple[TensorType, jax.ShapeDt
     return type, aval
 
 
-def needs_x64(*trees: Any) -> bool:
-    """Whether a tree holds 64-bit floats, or 64-bit arrays of JAX itself (which are made under enable_x64 alone)."""
+def needs_x64(model: Any, batch: Any) -> bool:
+    """Whether to trace with 64-bit types: where the user turned them on, where the model holds 64-bit floats, or where
+    either holds 64-bit arrays of JAX itself, which can be made in no other way. A batch of NumPy is narrowed.
+    """
     if x64_enabled():
         return True
-    for leaf in jax.tree.leaves(trees):
-        if not is_array(leaf) or is_torch(leaf) or is_key(leaf.dtype):
-            continue
-        dtype = np.dtype(leaf.dtype)
-        wide = dtype.itemsize >= 8 and dtype != np.complex64
-        if wide and (dtype.kind in "fc" or isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct))):
-            return True
-    return False
+    held = [leaf for leaf in jax.tree.leaves(model) if _is_wide(leaf)]
+    given = [leaf for leaf in jax.tree.leaves(batch) if _is_wide(leaf)]
+    floats = any(leaf.dtype.kind in "fc" for leaf in held)
+    return floats or any(isinstance(x, (jax.Array, jax.ShapeDtypeStruct)) for x in (*held, *given))
+
+
+def _is_wide(leaf: Any) -> bool:
+    if not is_array(leaf) or is_torch(leaf) or is_key(leaf.dtype):
+        return False
+    return np.dtype(leaf.dtype).itemsize >= 8 and leaf.dtype != np.complex64

@@ -13,12 +13,16 @@ import numpy as np
 
 from plait.core_ir.build import Builder
 from plait.core_ir.graph import Graph
-from plait.core_ir.interpret import interpret
+from plait.core_ir.interpret import interpret, interpret_by_name
+from plait.core_ir.numerics import gradient_error, relative_error, tolerance
 from plait.core_ir.types import dtype_of
 from plait.core_ir.verify import verify
+from plait.frontends.captured import Captured
+from plait.frontends.jax.capture import capture
 from plait.frontends.jax.jaxpr import jaxprs_of, type_of_aval
 from plait.frontends.jax.lower import lower_jaxpr
 from plait.frontends.jax.marks import Marks
+from plait.frontends.jax.reference import named_gradients
 
 TOLERANCE = {"f64": 1e-11, "c128": 1e-11, "f32": 1e-5, "c64": 1e-5, "f16": 2e-3, "bf16": 2e-2}
 """Relative, by dtype; anything else is exact."""
@@ -113,3 +117,51 @@ def assert_close(got: Any, want: Any) -> None:
         return
     wide = np.complex128 if want.dtype.kind == "c" else np.float64
     np.testing.assert_allclose(got.astype(wide), want.astype(wide), rtol=tolerance, atol=tolerance)
+
+
+def run(
+    captured: Captured, batch: Any, key: Sequence[int] = (0, 7), cotangent: float = 1.0
+) -> dict[tuple[str, str], Any]:
+    """Outputs by (role, name) of the interpreted joint graph, on the first microbatch."""
+    held = captured.read_leaves()
+    operands = {(leaf.role, leaf.name): carrier(held[leaf.name]) for leaf in captured.leaves}
+    first = captured.batch.microbatches(captured.flatten_batch(batch))[0]
+    operands |= {("batch", name): np.asarray(x) for name, x in first.items()}
+    operands["rng_key", ""] = np.array(key, np.uint32)
+    graph = captured.graph
+    verify(graph)
+    for port, value in zip(graph.input_ports, graph.inputs, strict=True):
+        if port.role == "loss_grad":
+            operands["loss_grad", ""] = np.array(cotangent, value.type.dtype.numpy)
+    return interpret_by_name(graph, operands)
+
+
+def check_step(
+    loss_fn: Callable[..., Any],
+    model: Any,
+    batch: Any,
+    loss: Any,
+    grads: Any,
+    dtype: str = "f32",
+    **options: Any,
+) -> Captured:
+    """The captured step gives this loss and these gradients, within the tolerances of the framework itself."""
+    options = {"num_microbatches": 1, "split": None, **options}
+    captured = capture(loss_fn, model, batch, **options)
+    out = run(captured, batch)
+    assert "extern" not in {eqn.op.name for eqn in captured.graph.eqns}
+    allowed = tolerance(dtype, "framework")
+    assert relative_error(out["loss", ""], np.asarray(loss)) <= allowed.loss
+    types = {leaf.name: leaf.type for leaf in captured.leaves if leaf.trainable}
+    found = {n: out.get(("param_grad", n), np.zeros(t.shape)) for n, t in types.items()}
+    assert gradient_error(found, named_gradients(grads)) <= allowed.grads
+    return captured
+
+
+def marks(captured: Captured) -> list[tuple[int, str, int]]:
+    """`(index, direction, number of operands)` of each boundary in order."""
+    return [
+        (eqn.attrs["index"], "backward" if eqn.attrs["backward"] else "forward", len(eqn.operands))
+        for eqn in captured.graph.eqns
+        if eqn.op.name == "boundary"
+    ]
