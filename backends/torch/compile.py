@@ -4,20 +4,19 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from hashlib import sha256
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 from torch.fx.graph import _BoxedCodeGen
 
-from plait.backends.structure import structure
 from plait.backends.torch.arrays import to_torch
 from plait.backends.torch.emit import Traced, trace
 from plait.backends.torch.inductor import Boxed, compile_graph, decompositions
 from plait.backends.torch.numerics import full_precision
 from plait.core_ir.errors import UnsupportedError, UsageError
 from plait.core_ir.graph import Graph
+from plait.core_ir.passes.structure import graph_digest
 
 CODEGENS = ("inductor", "eager")
 
@@ -78,7 +77,7 @@ def compile_task(
         )
     device = torch.device(device)
     threads = torch.get_num_threads()  # is compiled in
-    key = sha256(f"{codegen} {device} {threads}\n{structure(graph)}".encode()).hexdigest()
+    key = f"{codegen} {device} {threads} {graph_digest(graph)}"
     artifact = _ARTIFACTS.get(key)
     if artifact is None:
         artifact = _ARTIFACTS[key] = _compile(graph, codegen, device)
@@ -90,7 +89,7 @@ def _compile(graph: Graph, codegen: str, device: torch.device) -> Artifact:
     inductor = codegen == "inductor" and len(graph.eqns) > 0
     try:
         traced = trace(graph, device, decompositions() if inductor else None)
-        code = _inductor_code(traced) if inductor else _eager_code(traced)
+        code = _inductor_code(traced, len(graph.outputs)) if inductor else _eager_code(traced)
     except UnsupportedError as error:
         raise UnsupportedError(f"task {graph.name}: {error}") from error
     except Exception as error:
@@ -101,8 +100,8 @@ def _compile(graph: Graph, codegen: str, device: torch.device) -> Artifact:
     return Artifact(code, constants, device, time.perf_counter() - started)
 
 
-def _inductor_code(traced: Traced) -> Boxed:
-    return compile_graph(traced.module, traced.fake, traced.mode)
+def _inductor_code(traced: Traced, num_outputs: int) -> Boxed:
+    return compile_graph(traced.module, num_outputs, traced.fake, traced.mode)
 
 
 def _eager_code(traced: Traced) -> Boxed:

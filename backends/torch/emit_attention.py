@@ -51,7 +51,7 @@ def _attention(call: Call, q: Tensor, k: Tensor, v: Tensor, *bias: Tensor) -> Se
     out, lse, *_ = aten._scaled_dot_product_efficient_attention(
         q, k, v, None, True, 0.0, causal, scale=scale
     )
-    return out, lse[..., : q.shape[2]]  # the kernel rounds the number of queries up
+    return out, lse.narrow(-1, 0, q.shape[2])  # the kernel rounds the number of queries up
 
 
 def _attention_backward(
@@ -107,20 +107,24 @@ def _summed(grad: Tensor, num_groups: int) -> Tensor:
     """`[B, H, ...]` as `[B, Hk, ...]`: the sum over each group, in f32."""
     if grad.shape[1] == num_groups:
         return grad
-    return grad.unflatten(1, (num_groups, -1)).sum(2, dtype=torch.float32).to(grad.dtype)
+    return (
+        grad.reshape(grad.shape[0], num_groups, -1, *grad.shape[2:])
+        .sum(2, dtype=torch.float32)
+        .to(grad.dtype)
+    )
 
 
-def _triangle(rows: int, columns: int, device: torch.device) -> Tensor:
-    """Which query sees which key under `causal`: bool [T, S]."""
-    queries = torch.arange(rows, device=device).unsqueeze(1)
-    return torch.arange(columns, device=device) <= queries
+def _triangle(scores: Tensor) -> Tensor:
+    """Which query sees which key under `causal`: bool [T, S] for scores [..., T, S]."""
+    queries = torch.arange(scores.shape[-2], device=scores.device).unsqueeze(1)
+    return torch.arange(scores.shape[-1], device=scores.device) <= queries
 
 
 def _masked(bias: Tensor, causal: bool) -> Tensor:
     """Rows that see only keys of bias -inf, `[B|1, H|1, T]`."""
     shut = bias == -math.inf
     if causal:
-        shut = shut | ~_triangle(*bias.shape[2:], bias.device)
+        shut = shut | ~_triangle(bias)
     return torch.all(shut, -1)
 
 
@@ -131,7 +135,7 @@ def _scores(q: Tensor, k: Tensor, bias: Sequence[Tensor], causal: bool, scale: f
         full = (scores.shape[0], scores.shape[1] * scores.shape[2], *scores.shape[3:])
         scores = scores + bias[0].to(scores.dtype).expand(full).reshape(scores.shape)
     if causal:
-        scores = torch.where(_triangle(*scores.shape[3:], q.device), scores, -math.inf)
+        scores = torch.where(_triangle(scores), scores, -math.inf)
     return scores
 
 

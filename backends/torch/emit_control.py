@@ -5,6 +5,7 @@ them, and what they return is made contiguous and shares no storage with what th
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from torch._higher_order_ops.while_loop import while_loop_op
 
 from plait.backends.torch.constants import constants_of
 from plait.backends.torch.emitter import Call, Table
-from plait.backends.torch.storage import separate
+from plait.backends.torch.storage import copied, separate
 from plait.core_ir.graph import Graph
 from plait.core_ir.ops import control as ops
 
@@ -47,8 +48,7 @@ def _scan(call: Call, *operands: Tensor) -> Sequence[Tensor]:
     consts, rest = operands[:num_consts], operands[num_consts:]
     carry, xs = rest[:num_carry], rest[num_carry:]
     if length == 0:
-        stacks = [v.type for v in call.eqn.results[num_carry:]]
-        return (*carry, *(call.empty(t) for t in stacks))
+        return (*carry, *(call.empty(v.type) for v in call.eqn.results[num_carry:]))
     if length == 1 or length * len(body.eqns) <= UNROLLED_EQUATIONS:
         return _unrolled(call, body, consts, carry, xs)
     if attrs["reverse"]:
@@ -64,7 +64,7 @@ def _scan(call: Call, *operands: Tensor) -> Sequence[Tensor]:
         others = args[num_carry + len(xs) :]
         return function(*others[:num_consts], *own, *slices, *others[num_consts:])
 
-    carry, xs = (tuple(x.contiguous() for x in part) for part in (carry, xs))
+    carry, xs = (tuple(copied(x) for x in part) for part in (carry, xs))
     results = scan_op(step, list(carry), list(xs), (*consts, *bodies.constants))
     stacks = results[num_carry:]
     if attrs["reverse"]:
@@ -79,7 +79,9 @@ def _unrolled(
     slices: list[list[Tensor]] = []
     for step in range(attrs["length"]):
         index = attrs["length"] - 1 - step if attrs["reverse"] else step
-        results = call.scope.run(body, [*consts, *carry, *(x[index] for x in xs)], call.scope)
+        results = call.scope.run(
+            body, [*consts, *carry, *(x.select(0, index) for x in xs)], call.scope
+        )
         carry = results[:num_carry]
         slices.append(results[num_carry:])
     if attrs["reverse"]:
@@ -115,7 +117,7 @@ def _while(call: Call, *operands: Tensor) -> Sequence[Tensor]:
     attrs = call.attrs
     first = attrs["cond_nconsts"]
     second = first + attrs["body_nconsts"]
-    carry = tuple(x.clone() for x in operands[second:])
+    carry = tuple(copied(x) for x in operands[second:])
     num = len(carry)
     if num == 0:
         raise ValueError("a loop that carries nothing either does nothing or never ends")
@@ -130,7 +132,9 @@ def _while(call: Call, *operands: Tensor) -> Sequence[Tensor]:
         own, others = args[:num], args[num:]
         return tuple(body(*others[first:second], *own, *others[second:]))
 
-    return tuple(while_loop_op(holds, step, carry, (*operands[:second], *bodies.constants)))
+    others: Any = (*operands[:second], *bodies.constants)
+    start: Any = carry
+    return tuple(while_loop_op(holds, step, start, others))
 
 
 def _identity(_: Call, *xs: Tensor) -> Sequence[Tensor]:

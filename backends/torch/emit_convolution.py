@@ -35,15 +35,17 @@ def _convolution(call: Call, x: Tensor, w: Tensor) -> Tensor:
         x, groups = parts.flatten(1, 2), batch_groups
     strides, dilation, padding = attrs["strides"], attrs["rhs_dilation"], attrs["padding"]
     lhs_dilation = attrs["lhs_dilation"]
+    zeros = [0] * len(strides)
     transposed = _as_transposed(call, groups)
     if transposed is not None:
         pads, extra = transposed
         flipped = torch.flip(w, tuple(range(2, w.dim()))).transpose(0, 1)
-        return _convolve(x, flipped, lhs_dilation, pads, dilation, True, extra, 1)
-    pads = _symmetric(padding) if max(lhs_dilation) == 1 else None
-    if pads is None:
-        x, pads = _pad(x, padding, [d - 1 for d in lhs_dilation]), [0] * len(strides)
-    out = _convolve(x, w, strides, pads, dilation, False, [0] * len(strides), groups)
+        out = _convolve(x, flipped, lhs_dilation, pads, dilation, True, extra, 1)
+        return wrap(out, call.dtype)
+    same = _symmetric(padding) if max(lhs_dilation) == 1 else None
+    if same is None:
+        x = _pad(x, padding, [d - 1 for d in lhs_dilation])
+    out = _convolve(x, w, strides, same or zeros, dilation, False, zeros, groups)
     return wrap(out, call.dtype)
 
 
@@ -57,9 +59,10 @@ def _convolve(
     extra: Sequence[int],
     groups: int,
 ) -> Tensor:
-    return torch.ops.aten.convolution(
+    out: Tensor = torch.ops.aten.convolution(
         x, w, None, list(strides), list(padding), list(dilation), transposed, list(extra), groups
     )
+    return out
 
 
 def _as_transposed(call: Call, groups: int) -> tuple[list[int], list[int]] | None:
@@ -87,7 +90,8 @@ def _backward(
     grads = torch.ops.aten.convolution_backward(
         *(grad, x, w, None, strides, list(padding), dilation, False, zeros, attrs["groups"], mask)
     )
-    return next(g for g, wanted in zip(grads, mask, strict=True) if wanted)
+    wanted: Tensor = grads[mask.index(True)]
+    return wanted
 
 
 def _input_grad(call: Call, grad: Tensor, w: Tensor) -> Tensor:

@@ -21,6 +21,9 @@ from plait.backends.torch.emitter import Call, Table
 from plait.core_ir.ops import index as ops
 from plait.core_ir.types import DType, u64
 
+# The overload itself, not `x[...]`, which asks for a real device even of fake tensors.
+aten = torch.ops.aten
+
 
 @dataclass(frozen=True)
 class _Windows:
@@ -73,7 +76,7 @@ def _windows(
     fits = torch.ones(batch, dtype=torch.bool, device=indices.device)
     starts = {}
     for component, dim in enumerate(names):
-        start, last = places[..., component], shape[dim] - sizes[dim]
+        start, last = places.select(-1, component), shape[dim] - sizes[dim]
         fits = fits & (start >= 0) & (start <= last)
         starts[dim] = torch.clamp(start, 0, last)
     for dim, number in zip(*batching, strict=True):
@@ -98,7 +101,7 @@ def _gather(call: Call, x: Tensor, indices: Tensor) -> Tensor:
     num, rank = len(windows.batch), x.dim()
     front = windows.front
     if windows.moved:
-        taken = x.permute(front)[windows.indices()]
+        taken = aten.index.Tensor(x.permute(front), windows.indices())
     else:
         taken = x.expand(*windows.batch, *x.shape)
     # [*batch, *sizes], its window dimensions in the order of `front`, put back into that of x.
@@ -185,8 +188,8 @@ def _scatter_set(x: Tensor, updates: Tensor, windows: _Windows, drop: bool) -> T
     places, values = places.reshape(-1), updates.reshape(-1)
     numbers = torch.arange(values.numel(), device=x.device)
     none = torch.full((x.numel() + 1,), -1, dtype=torch.int64, device=x.device)
-    last = none.scatter_reduce(0, places, numbers, "amax")[:-1]
-    written = values[torch.clamp(last, min=0)]
+    last = none.scatter_reduce(0, places, numbers, "amax").narrow(0, 0, x.numel())
+    written = torch.index_select(values, 0, torch.clamp(last, min=0))
     return torch.where(last >= 0, written, x.reshape(-1)).reshape(x.shape)
 
 
@@ -197,7 +200,7 @@ def _set_one(x: Tensor, updates: Tensor, windows: _Windows, drop: bool) -> Tenso
     x = x.permute(front)
     if drop:
         fits = windows.fits_elements().reshape((1,) * updates.dim())
-        updates = torch.where(fits, updates, x[indices])
+        updates = torch.where(fits, updates, aten.index.Tensor(x, indices))
     return x.index_put(indices, updates).permute(np.argsort(front).tolist())
 
 

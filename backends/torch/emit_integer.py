@@ -76,10 +76,11 @@ def _pow(call: Call, x: Tensor, y: Tensor) -> Tensor:
 def _logical_right(x: Tensor, amount: "Tensor | int", bits: int) -> Tensor:
     """Bits moved right, zeros moved in; 0 <= amount < bits, x of `bits` bits held in an int64."""
     if bits < 64:
-        return (x & (2**bits - 1)) >> amount
+        moved: Tensor = (x & (2**bits - 1)) >> amount
+        return moved
     if isinstance(amount, int):
         return (x >> amount) & (INT64_MAX >> (amount - 1)) if amount else x
-    kept = INT64_MAX >> torch.clamp(amount - 1, min=0)
+    kept: Tensor = torch.full_like(x, INT64_MAX) >> torch.clamp(amount - 1, min=0)
     return torch.where(amount == 0, x, (x >> amount) & kept)
 
 

@@ -63,11 +63,13 @@ def _grouped_matmul(call: Call, x: Tensor, w: Tensor, group_sizes: Tensor) -> Te
         return x.new_zeros(call.result.shape)
     if _has_kernel(call):
         product = torch.ops.aten._grouped_mm(x, w, ends)
-        return torch.where((rows < ends[-1]).unsqueeze(1), product, 0)  # it leaves the rest unset
+        return torch.where(
+            (rows < ends.select(0, -1)).unsqueeze(1), product, 0
+        )  # it leaves the rest unset
     group = torch.searchsorted(ends, rows, right=True).unsqueeze(1)
     out = torch.zeros(call.result.shape, dtype=w.dtype, device=x.device)
     for number in range(w.shape[0]):
-        out = torch.where(group == number, _mm(x, w[number]), out)
+        out = torch.where(group == number, _mm(x, w.select(0, number)), out)
     return wrap(out, call.dtype)
 
 
@@ -82,7 +84,7 @@ def _has_kernel(call: Call) -> bool:
 def _cholesky(call: Call, x: Tensor) -> Tensor:
     lower = call.attrs["lower"]
     factor, info = torch.linalg.cholesky_ex(x if lower else x.mH)  # reads the lower triangle
-    factor = torch.where((info == 0)[..., None, None], factor, torch.nan).tril()
+    factor = torch.where((info == 0).unsqueeze(-1).unsqueeze(-1), factor, torch.nan).tril()
     return factor if lower else factor.mH.resolve_conj()
 
 
@@ -92,9 +94,10 @@ def _triangular_solve(call: Call, a: Tensor, b: Tensor) -> Tensor:
         a = torch.conj_physical(a)
     if attrs["transpose_a"]:
         a, upper = a.mT, not upper
-    return torch.linalg.solve_triangular(
+    x: Tensor = torch.linalg.solve_triangular(
         a, b, upper=upper, left=attrs["left_side"], unitriangular=attrs["unit_diagonal"]
     )
+    return x
 
 
 EMITTERS: Table = {

@@ -30,7 +30,7 @@ def _block(k0: Tensor, k1: Tensor, x0: Tensor, x1: Tensor) -> tuple[Tensor, Tens
 def _numbered(key: Tensor, num: int) -> tuple[Tensor, Tensor]:
     """The blocks of counters 0, 1, ..., num - 1 (64 bits, the high half first)."""
     counter = torch.arange(num, device=key.device)
-    return _block(key[0], key[1], counter >> 32, counter & _WORD)
+    return _block(key.select(0, 0), key.select(0, 1), counter >> 32, counter & _WORD)
 
 
 def _threefry2x32(_: Call, *words: Tensor) -> tuple[Tensor, Tensor]:
@@ -38,7 +38,7 @@ def _threefry2x32(_: Call, *words: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _fold_in(_: Call, key: Tensor, data: Tensor) -> Tensor:
-    return torch.stack(_block(key[0], key[1], torch.zeros_like(data), data))
+    return torch.stack(_block(key.select(0, 0), key.select(0, 1), torch.zeros_like(data), data))
 
 
 def _key_split(call: Call, key: Tensor) -> Tensor:

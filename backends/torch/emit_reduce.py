@@ -38,7 +38,7 @@ def _bound(dtype: DType, direction: int) -> Any:
 
 
 def _sum(x: Tensor, dims: Sequence[int]) -> Tensor:
-    return torch.sum(x, dim=dims, dtype=x.dtype) if dims else x
+    return torch.sum(x, dim=list(dims), dtype=x.dtype) if dims else x
 
 
 def _prod(x: Tensor, dims: Sequence[int]) -> Tensor:

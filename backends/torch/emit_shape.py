@@ -64,7 +64,8 @@ def pad_with(
 
 def _constant_pad(x: Tensor, number: Any, dim: int, low: int, high: int) -> Tensor:
     pairs = [0, 0] * (x.dim() - 1 - dim) + [low, high]
-    return torch.ops.aten.constant_pad_nd(x, pairs, number)
+    padded: Tensor = torch.ops.aten.constant_pad_nd(x, pairs, number)
+    return padded
 
 
 def _pad(call: Call, x: Tensor, value: Tensor) -> Tensor:

@@ -32,7 +32,9 @@ def _reduce_window(call: Call, x: Tensor) -> Tensor:
     ):
         if (size, step) == (1, 1):
             continue
-        view = x.unfold(dim, (size - 1) * spread + 1, step)[..., ::spread]
+        view = x.unfold(dim, (size - 1) * spread + 1, step)
+        if spread > 1:
+            view = torch.ops.aten.slice.Tensor(view, -1, 0, None, spread)
         if kind == "sum":
             x = sum_of(view, -1, dtype)
         else:
@@ -68,7 +70,7 @@ def _select_and_scatter_add(call: Call, source: Tensor, x: Tensor) -> Tensor:
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     total = torch.zeros(x.numel() + 1, dtype=wide, device=x.device)
     total = total.index_put((target,), source.to(wide).reshape(-1), accumulate=True)
-    return total[:-1].reshape(x.shape).to(x.dtype)
+    return total.narrow(0, 0, x.numel()).reshape(x.shape).to(x.dtype)
 
 
 EMITTERS: Table = {

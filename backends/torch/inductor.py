@@ -33,28 +33,33 @@ SETTINGS: dict[str, Any] = {
     "triton.cudagraphs": False,
 }
 
+EXPECTED_WARNINGS = (
+    "TensorFloat32 tensor cores",  # off on purpose: they round f32
+    "Torchinductor does not support code generation for complex operators",  # it calls aten's
+)
+
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """The decompositions that Inductor's lowerings count on."""
     return dict(select_decomp_table())
 
 
-def compile_graph(module: GraphModule, fake: Sequence[Tensor], mode: FakeTensorMode) -> Boxed:
+def compile_graph(
+    module: GraphModule, num_outputs: int, fake: Sequence[Tensor], mode: FakeTensorMode
+) -> Boxed:
     """A traced graph as compiled code; outputs keep the strides they were traced with.
 
     `mode` must have a ShapeEnv, or Inductor's cache on disk is bypassed.
     """
     output = module.graph.output_node()
-    output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))
+    output.meta["user_visible_output_idxs"] = list(range(num_outputs))
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         stack.enter_context(tracing(TracingContext(mode)))
         stack.enter_context(V.set_fake_mode(mode))
         stack.enter_context(config.patch(SETTINGS))
         stack.enter_context(warnings.catch_warnings())
-        # What it would use is off on purpose: tensor cores that round f32.
-        warnings.filterwarnings(
-            "ignore", message="TensorFloat32 tensor cores", category=UserWarning
-        )
+        for message in EXPECTED_WARNINGS:
+            warnings.filterwarnings("ignore", message=message, category=UserWarning)
         compiled: Boxed = compile_fx_inner(module, list(fake))
     return compiled

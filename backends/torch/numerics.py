@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -12,7 +13,8 @@ def full_precision() -> Iterator[None]:
 
     TF32 in matrix products is off by default, and stays as the user has set it. What was set is put back.
     """
-    matmul, conv = torch.backends.cuda.matmul, torch.backends.cudnn.conv
+    matmul: Any = torch.backends.cuda.matmul
+    conv: Any = getattr(torch.backends.cudnn, "conv")  # noqa: B009  torch's types do not know it
     saved = (
         conv.fp32_precision,
         matmul.allow_fp16_reduced_precision_reduction,

@@ -11,14 +11,18 @@ def separate(outputs: Sequence[Tensor], inputs: Iterable[Tensor]) -> list[Tensor
     taken = {_storage(x) for x in inputs}
     results = []
     for x in outputs:
-        if not x.is_contiguous():
-            x = x.contiguous()
-        if _storage(x) in taken:
-            x = x.clone(memory_format=torch.contiguous_format)
+        if not x.is_contiguous() or _storage(x) in taken:
+            x = copied(x)
         taken.add(_storage(x))
         results.append(x)
     return results
 
 
+def copied(x: Tensor) -> Tensor:
+    """A row-major contiguous copy. (`Tensor.contiguous` asks for a real device, even of fake tensors.)"""
+    return x.clone(memory_format=torch.contiguous_format)
+
+
 def _storage(x: Tensor) -> int:
-    return x.untyped_storage()._cdata
+    number: int = x.untyped_storage()._cdata
+    return number
