@@ -7,7 +7,7 @@
 I is what the gradients that leave the stage need; in a stage that none leaves, what two or more parameter gradients
 need. Equations that must run once (effects, and externs with several results) stand in I, with all they need. Cheap
 equations join I where that leaves less to hold (`join_input_part`). W is the rest. A parameter gradient that I computes
-is an output of I.
+is an output of I. A scan that makes both kinds of gradients is split in two (`split_scans`).
 
 What W reads of I is handed over, unless W can compute it again by a view or by one cheap equation (at most one flop an
 element) from fewer bytes: of ports that W keeps alive anyway, parameters and batch leaves count nothing.
@@ -23,6 +23,7 @@ from plait.core_ir.passes.assemble_tasks import build_graph
 from plait.core_ir.passes.equations import has_effect
 from plait.core_ir.passes.join_input_part import join_input_part
 from plait.core_ir.passes.recompute import is_view, price
+from plait.core_ir.passes.split_scans import split_scans
 from plait.core_ir.program import Program, Stage
 
 _FREE_ROLES = ("param", "buffer", "batch", "rng_key", "loss_grad")
@@ -40,6 +41,7 @@ def _split_stage(stage: Stage) -> Stage:
 
 def split_task(graph: Graph) -> tuple[Graph, Graph]:
     """I and W of one backward."""
+    graph = split_scans(graph, [v for _, v in graph.outputs_of("gradient")])
     outputs = tuple(zip(graph.output_ports, graph.outputs, strict=True))
     in_input_part = _with_joined(graph, _input_part(graph))
     made = {r for eqn in graph.eqns if eqn in in_input_part for r in eqn.results}
