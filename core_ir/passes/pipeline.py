@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from plait.core_ir.graph import Eqn, Graph
+from plait.core_ir.passes.clean_bodies import clean_bodies
 from plait.core_ir.passes.deduplicate_stages import deduplicate_stages
 from plait.core_ir.passes.eliminate_dead_code import eliminate_dead_code
 from plait.core_ir.passes.fold_constants import fold_constants
@@ -28,6 +29,7 @@ ProgramPass: TypeAlias = Callable[[Program], Program]
 
 CLEANING: tuple[GraphPass, ...] = (
     eliminate_dead_code,
+    clean_bodies,
     fold_constants,
     merge_common_subexpressions,
     fold_transposes,

@@ -10,39 +10,15 @@ that the rest reads; the second does the rest, with the carries that only sum. S
 scan stays whole when its rest has nothing costly, or when it has an effect.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 
 from plait.core_ir.cost import eqn_flops
 from plait.core_ir.graph import Eqn, Graph, Value
 from plait.core_ir.ops.control import scan
 from plait.core_ir.passes.equations import has_effect
 from plait.core_ir.passes.recompute import is_view
-
-
-@dataclass(frozen=True)
-class _Scan:
-    """A scan equation, its operands and results by kind."""
-
-    eqn: Eqn
-
-    @property
-    def body(self) -> Graph:
-        body: Graph = self.eqn.attrs["body"]
-        return body
-
-    @property
-    def num_consts(self) -> int:
-        return int(self.eqn.attrs["num_consts"])
-
-    @property
-    def num_carry(self) -> int:
-        return int(self.eqn.attrs["num_carry"])
-
-    def carry_of(self, body_input: int) -> int | None:
-        """The number of the carry that an input of the body is, if it is one."""
-        number = body_input - self.num_consts
-        return number if 0 <= number < self.num_carry else None
+from plait.core_ir.passes.scans import Scan, closure, inputs_read, rebuild_scan, with_carries
 
 
 def split_scans(graph: Graph, wanted: Iterable[Value]) -> Graph:
@@ -59,19 +35,19 @@ def split_scans(graph: Graph, wanted: Iterable[Value]) -> Graph:
     read = {o for eqn in graph.eqns for o in eqn.operands}.union(graph.outputs)
     eqns: list[Eqn] = []
     for eqn in graph.eqns:
-        parts = _split(_Scan(eqn), needed, read) if eqn.op is scan else None
+        parts = _split(Scan(eqn), needed, read) if eqn.op is scan else None
         eqns.extend(parts or (eqn,))
     return replace(graph, eqns=tuple(eqns))
 
 
-def _split(whole: _Scan, needed: set[Value], live: set[Value]) -> tuple[Eqn, Eqn] | None:
+def _split(whole: Scan, needed: set[Value], live: set[Value]) -> tuple[Eqn, Eqn] | None:
     body, results = whole.body, whole.eqn.results
     first_outputs = _first_outputs(whole, needed)
-    first_eqns = _closure(body, (body.outputs[i] for i in first_outputs))
+    first_eqns = closure(body, (body.outputs[i] for i in first_outputs))
     made = {r for e in first_eqns for r in e.results}
     first_outputs |= {i for i, v in enumerate(body.outputs) if i >= whole.num_carry and v in made}
     rest_outputs = [i for i, r in enumerate(results) if i not in first_outputs and r in live]
-    rest_eqns = _closure(body, (body.outputs[i] for i in rest_outputs)) - first_eqns
+    rest_eqns = closure(body, (body.outputs[i] for i in rest_outputs)) - first_eqns
     costly = any(eqn_flops(e) > sum(r.type.size for r in e.results) for e in rest_eqns)
     if not costly or any(has_effect(e) for e in body.eqns):
         return None
@@ -88,9 +64,9 @@ def _split(whole: _Scan, needed: set[Value], live: set[Value]) -> tuple[Eqn, Eqn
     stacks = {body.outputs[i]: results[i] for i in first_outputs if i >= whole.num_carry}
     stacked = [v for v in passed if v not in stacks]
     outputs = sorted(first_outputs)
-    first = _rebuilt(whole, [e for e in body.eqns if e in first_eqns], outputs, stacked, {})
+    first = rebuild_scan(whole, [e for e in body.eqns if e in first_eqns], outputs, stacked)
     stacks.update(zip(stacked, first.results[len(outputs) :], strict=True))
-    return first, _rebuilt(whole, rest, rest_outputs, [], {v: stacks[v] for v in passed})
+    return first, rebuild_scan(whole, rest, rest_outputs, stacks={v: stacks[v] for v in passed})
 
 
 def _read(eqns: Iterable[Eqn], body: Graph, outputs: Iterable[int]) -> list[Value]:
@@ -100,7 +76,7 @@ def _read(eqns: Iterable[Eqn], body: Graph, outputs: Iterable[int]) -> list[Valu
     return list(dict.fromkeys([*read, *(body.outputs[i] for i in outputs)]))
 
 
-def _first_outputs(whole: _Scan, needed: set[Value]) -> set[int]:
+def _first_outputs(whole: Scan, needed: set[Value]) -> set[int]:
     """The outputs of the body that the first scan gives: of wanted results, and carries that they need each step.
 
     A carry that other outputs read is wanted too: the chain of steps stays in the first scan.
@@ -109,33 +85,9 @@ def _first_outputs(whole: _Scan, needed: set[Value]) -> set[int]:
     outputs = {i for i, r in enumerate(whole.eqn.results) if r in needed}
     for i, carry in enumerate(body.inputs[whole.num_consts :][: whole.num_carry]):
         others = [v for j, v in enumerate(body.outputs) if j != i]
-        if carry in _inputs_read(body, others):
+        if carry in inputs_read(body, others):
             outputs.add(i)
-    while True:
-        read = _inputs_read(body, (body.outputs[i] for i in outputs))
-        carries = {whole.carry_of(i) for i, v in enumerate(body.inputs) if v in read} - {None}
-        grown = outputs | {c for c in carries if c is not None}
-        if grown == outputs:
-            return outputs
-        outputs = grown
-
-
-def _closure(graph: Graph, values: Iterable[Value]) -> set[Eqn]:
-    """The equations that some values need."""
-    needed = set(values)
-    found: set[Eqn] = set()
-    for eqn in reversed(graph.eqns):
-        if any(r in needed for r in eqn.results):
-            found.add(eqn)
-            needed.update(eqn.operands)
-    return found
-
-
-def _inputs_read(graph: Graph, values: Iterable[Value]) -> set[Value]:
-    values = set(values)
-    for eqn in _closure(graph, values):
-        values.update(eqn.operands)
-    return values & set(graph.inputs)
+    return with_carries(whole, outputs)
 
 
 def _views_again(body: Graph, first_eqns: set[Eqn], read: Iterable[Value]) -> set[Eqn]:
@@ -153,46 +105,3 @@ def _views_again(body: Graph, first_eqns: set[Eqn], read: Iterable[Value]) -> se
             again.add(eqn)
             needed.update(eqn.operands)
     return again
-
-
-def _rebuilt(
-    whole: _Scan,
-    eqns: Sequence[Eqn],
-    outputs: Sequence[int],
-    stacked: Sequence[Value],
-    stacks: Mapping[Value, Value],
-) -> Eqn:
-    """A scan of some equations of the body: some of its outputs, then stacks of `stacked`.
-
-    stacks: values of the body that come from the stacks of another scan.
-    """
-    body, eqn, num_consts = whole.body, whole.eqn, whole.num_consts
-    carries = [i for i in outputs if i < whole.num_carry]
-    ys = [i for i in outputs if i >= whole.num_carry]
-    read = {o for e in eqns for o in e.operands} | {body.outputs[i] for i in outputs} | {*stacked}
-    read -= {r for e in eqns for r in e.results} | stacks.keys()
-    operand = dict(zip(body.inputs, eqn.operands, strict=True))
-    consts = [v for v in body.inputs[:num_consts] if v in read]
-    carried = [body.inputs[num_consts + i] for i in carries]
-    xs = [v for v in body.inputs[num_consts + whole.num_carry :] if v in read]
-    fresh = {v: Value(v.type, v.name) for v in (*consts, *carried, *xs, *stacks)}
-    inner = [e.with_operands([fresh.get(o, o) for o in e.operands]) for e in eqns]
-    given = [body.outputs[i] for i in (*carries, *ys)] + [*stacked]
-    part = Graph(
-        body.name,
-        tuple(fresh[v] for v in (*consts, *carried, *xs, *stacks)),
-        tuple(inner),
-        tuple(fresh.get(v, v) for v in given),
-    )
-    length = eqn.attrs["length"]
-    attrs = {
-        "body": part,
-        "num_consts": len(consts),
-        "num_carry": len(carried),
-        "length": length,
-        "reverse": eqn.attrs["reverse"],
-    }
-    results = [eqn.results[i] for i in (*carries, *ys)]
-    results += [Value(v.type.with_shape((length, *v.type.shape)), v.name) for v in stacked]
-    operands = [operand[v] for v in (*consts, *carried, *xs)] + [*stacks.values()]
-    return Eqn(scan, tuple(operands), attrs, tuple(results), eqn.source)
