@@ -58,12 +58,13 @@ def run_job(job: Job, listen: Listener, *, timeout: float) -> None:
 def environment(job: Job, rank: int, port: int) -> dict[str, str]:
     """The variables of a worker: one thread a rank, as many host devices as ranks, a process group's address."""
     variables = {**os.environ, "OMP_NUM_THREADS": "1"}
-    flags = [
-        *os.environ.get("XLA_FLAGS", "").split(),
-        f"--xla_force_host_platform_device_count={job.num_ranks}",
-        "--xla_cpu_multi_thread_eigen=false",
-    ]
-    variables["XLA_FLAGS"] = " ".join(flags)
+    ours = {
+        "--xla_force_host_platform_device_count": str(job.num_ranks),
+        "--xla_cpu_multi_thread_eigen": "false",
+    }
+    users = os.environ.get("XLA_FLAGS", "").split()
+    flags = [flag for flag in users if flag.partition("=")[0] not in ours]
+    variables["XLA_FLAGS"] = " ".join([*flags, *map("=".join, ours.items())])
     group = {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),

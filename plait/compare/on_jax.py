@@ -54,31 +54,41 @@ def host(job: Job) -> Iterator[Host]:
 
 
 class OptaxTrainer:
-    """Trains a model of either framework as a tree of JAX arrays, by optax.adamw."""
+    """Trains a model of either framework as a tree of JAX arrays, by optax.adamw.
+
+    Each leaf has a state of its own: gradients live where their stages run, and one program cannot mix devices.
+    """
 
     def __init__(self, pipeline: Pipeline, adamw: AdamW) -> None:
         self._pipeline = pipeline
-        self._params = parameter_tree(pipeline, jnp.asarray)
+        leaves, self._treedef = jax.tree.flatten(parameter_tree(pipeline, jnp.asarray))
         b1, b2 = adamw.betas
         self._optimizer = optax.adamw(
             adamw.lr, b1=b1, b2=b2, eps=adamw.eps, weight_decay=adamw.weight_decay
         )
-        self._state = self._optimizer.init(self._params)
+        self._leaves = [(leaf, self._optimizer.init(leaf)) for leaf in leaves]
         self._update = jax.jit(self._updated)
 
     def step(self, batch: Any) -> float:
         """One update; the loss before it."""
         loss, grads = self._pipeline.loss_and_grads(batch, self._params)
-        self._params, self._state = self._update(grads, self._state, self._params)
+        self._leaves = [
+            self._update(leaf, state, grad)
+            for (leaf, state), grad in zip(self._leaves, jax.tree.leaves(grads), strict=True)
+        ]
         return float(to_numpy(loss))
 
     def loss(self, batch: Any) -> float:
         """The loss as the parameters stand."""
         return float(to_numpy(self._pipeline.forward(batch, self._params)))
 
-    def _updated(self, grads: Any, state: Any, params: Any) -> tuple[Any, Any]:
-        updates, state = self._optimizer.update(grads, state, params)
-        return optax.apply_updates(params, updates), state
+    @property
+    def _params(self) -> Any:
+        return jax.tree.unflatten(self._treedef, [leaf for leaf, _ in self._leaves])
+
+    def _updated(self, leaf: Any, state: Any, grad: Any) -> tuple[Any, Any]:
+        update, state = self._optimizer.update(grad, state, leaf)
+        return optax.apply_updates(leaf, update), state
 
 
 def leaves(tree: Any) -> list[Any]:

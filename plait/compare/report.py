@@ -38,7 +38,8 @@ class Display:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._bar.stop()
+        if self._console.is_terminal:
+            self._bar.stop()
 
     def show(self, what: str, done: int, total: int | None) -> None:
         """Say what is being done, and how much of it is."""

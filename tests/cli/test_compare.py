@@ -1,0 +1,103 @@
+"""`plait compare` and `plait train` for real, on the smallest model."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plait.core_ir.numerics import tolerance
+
+CONTRACT = {
+    *("frontend", "backend", "engine", "schedule", "ranks", "microbatches", "dtype", "device"),
+    *("versions", "loss", "reference_loss", "max_grad_error", "step_seconds"),
+    *("tokens_per_second", "peak_memory_bytes", "bubble_rate", "compile_seconds"),
+}
+
+
+def plait(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "plait.cli", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        timeout=240,
+    )
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """One comparison: both frontends, an engine of each backend, two schedules, then a training of each."""
+    folder = tmp_path_factory.mktemp("compare")
+    options = ("--engine", "local,mpmd", "--schedule", "1f1b,zb-h1", "--codegen", "eager")
+    sizes = ("--microbatches", "4", "--steps", "2", "--train", "3", "--json", "out/figures.json")
+    done = plait("compare", "mlp", *options, *sizes, folder=folder)
+    assert done.returncode == 0, done.stderr
+    content: dict[str, Any] = json.loads((folder / "out/figures.json").read_text())
+    return {**content, "stdout": done.stdout, "stderr": done.stderr}
+
+
+def test_rows_are_frontends_by_engines_by_schedules(compared: dict[str, Any]) -> None:
+    found = [(r["backend"], r["engine"], r["frontend"], r["schedule"]) for r in compared["rows"]]
+    assert found == [
+        (backend, engine, frontend, schedule)
+        for backend, engine in (("torch", "local"), ("jax", "mpmd"))
+        for frontend in ("torch", "flax")
+        for schedule in ("1f1b", "zb-h1")
+    ]
+
+
+def test_rows_agree_with_the_unpipelined_framework(compared: dict[str, Any]) -> None:
+    for row in compared["rows"]:
+        same = row["frontend"] == {"torch": "torch", "jax": "flax"}[row["backend"]]
+        allowed = tolerance("f32", "framework" if same else "backends")
+        assert row["max_grad_error"] <= allowed.grads
+        assert math.isclose(row["loss"], row["reference_loss"], rel_tol=allowed.loss)
+        assert row["within_tolerance"]
+    losses = [row["reference_loss"] for row in compared["rows"]]
+    assert max(losses) - min(losses) <= 1e-6 * min(losses)  # both frontends have the same weights
+
+
+def test_rows_have_the_fields_of_the_contract(compared: dict[str, Any]) -> None:
+    for row in compared["rows"]:
+        assert set(row) >= CONTRACT
+        assert row["step_seconds"]["median"] > 0
+        assert row["peak_memory_bytes"] > 2**20
+        assert 0 < row["bubble_rate"] < 1
+        assert row["tokens_per_second"] == pytest.approx(8 / row["step_seconds"]["median"])
+
+
+def test_trainings_start_from_the_same_loss_and_stay_together(compared: dict[str, Any]) -> None:
+    torch_row, jax_row = compared["training"]
+    assert (torch_row["backend"], torch_row["frontend"]) == ("torch", "torch")
+    assert (jax_row["backend"], jax_row["frontend"]) == ("jax", "flax")
+    assert torch_row["loss_before"] == pytest.approx(jax_row["loss_before"], rel=1e-5)
+    assert torch_row["loss_after"] == pytest.approx(jax_row["loss_after"], rel=1e-5)
+    assert torch_row["loss_after"] != torch_row["loss_before"]
+
+
+def test_table_is_on_standard_output_and_progress_is_not(compared: dict[str, Any]) -> None:
+    assert "gradient error" in compared["stdout"]
+    assert "compiling" not in compared["stdout"]
+    assert "flax on jax mpmd, zb-h1: compiling" in compared["stderr"]
+    assert "torch on torch local: training" in compared["stderr"]
+
+
+def test_model_of_ones_own_is_found_in_the_working_directory(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text((Path(__file__).parent / "builds.py").read_text())
+    options = ("--engine", "local", "--ranks", "1", "--codegen", "eager", "--steps", "2")
+    done = plait("train", "own:working", *options, "--json", "f.json", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads((tmp_path / "f.json").read_text())["training"]
+    assert row["loss_after"] < row["loss_before"]
+
+
+def test_failing_worker_is_one_error_and_exit_code_1(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("def build():\n    raise ValueError('no such data set')\n")
+    done = plait("compare", "own:build", "--engine", "local", "--ranks", "1", folder=tmp_path)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.count("error: torch local: ValueError: no such data set") == 1

@@ -1,0 +1,83 @@
+"""`plait program` prints IR that parses back to the same text."""
+
+import pytest
+
+from plait.cli import main
+from plait.core_ir.parse import parse_graph, parse_program
+from plait.core_ir.text import print_graph, print_program
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    out, err = capsys.readouterr()
+    code = caught.value.code
+    assert isinstance(code, int)
+    return code, out, err
+
+
+def test_task_round_trips(capsys: pytest.CaptureFixture[str]) -> None:
+    code, text, _ = run(capsys, "program", "llama", "--stage", "1", "--task", "W")
+    assert code == 0
+    graph = parse_graph(text)
+    assert print_graph(graph) == text
+    assert graph.name.endswith("stage1.backward_weight")
+    assert {port.role for port in graph.output_ports} == {"param_grad"}
+
+
+@pytest.mark.parametrize("frontend", ["torch", "flax"])
+def test_program_round_trips(capsys: pytest.CaptureFixture[str], frontend: str) -> None:
+    code, text, _ = run(capsys, "program", "mlp", "--frontend", frontend, "--stages", "4")
+    assert code == 0
+    program = parse_program(text)
+    assert program.num_stages == 4
+    without_notes = "".join(
+        line for line in text.splitlines(keepends=True) if not line.startswith("//")
+    )
+    assert print_program(program) == without_notes
+
+
+def test_source_stands_behind_each_equation(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("program", "mlp", "--stage", "0", "--task", "F")
+    _, plain, _ = run(capsys, *arguments)
+    _, text, _ = run(capsys, *arguments, "--source")
+    equations = [line for line in text.splitlines() if " = " in line]
+    assert equations
+    assert all("  // " in line for line in equations)
+    assert "models/mlp/torch.py" in text
+    assert print_graph(parse_graph(text)) == plain
+
+
+def test_split_says_where_to_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    for frontend in ("torch", "flax"):
+        _, text, _ = run(
+            capsys,
+            *("program", "mlp", "--frontend", frontend, "--split", "layers.3"),
+            *("--stage", "1", "--task", "F"),
+        )
+        assert text.count("dot_general(") == 3  # one layer of four
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("program", "gpt"), "error: unknown model 'gpt'; there are: llama, mlp"),
+        (("program", "mlp", "--stage", "1"), "error: --stage and --task go together"),
+        (("program", "mlp", "--stage", "7", "--task", "F"), "error: there is no stage 7"),
+        (("program", "mlp", "--stage", "0", "--task", "X"), "error: unknown task 'X'"),
+        (("program", "mlp", "--stages", "9"), "error: mlp has 4 layers"),
+        (("program", "mlp", "--split", "layers.9"), "error: "),
+        (("program", "no_such_module:build"), "error: there is no module 'no_such_module'"),
+        (("program", "json:nothing"), "error: module 'json' has no function 'nothing'"),
+        (("schedule", "show", "2f2b"), "error: unknown schedule '2f2b'"),
+        (("schedule", "simulate", "1f1b", "--f", "x"), "error: --f takes numbers"),
+    ],
+)
+def test_mistake_is_one_line_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
+) -> None:
+    code, out, err = run(capsys, *arguments)
+    assert code == 2
+    assert out == ""
+    assert err.startswith(message)
+    assert err.count("\n") == 1
