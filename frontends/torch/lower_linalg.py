@@ -1,13 +1,16 @@
 """Lowering of matrix and vector products."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from plait.core_ir.graph import Value
+from plait.core_ir.ops import elementwise as ew
 from plait.core_ir.ops import linalg as la
+from plait.core_ir.ops import reduce as rd
 from plait.frontends.torch.dtypes import compute_dtype
-from plait.frontends.torch.rules import Number, Rules, Site
+from plait.frontends.torch.rules import Number, Rules, Site, broadcast_shapes
 
 aten = torch.ops.aten
 
@@ -70,10 +73,35 @@ def baddbmm(
     return _plus(s, bias, dot(s, x, y, (2, 1), batch=1, **_wide(x)), beta, alpha)
 
 
+def trilinear(
+    s: Site,
+    a: Value,
+    b: Value,
+    c: Value,
+    expand_a: Sequence[int],
+    expand_b: Sequence[int],
+    expand_c: Sequence[int],
+    sum_dims: Sequence[int],
+    unroll_dim: int = 1,
+) -> Value:
+    """The product of three tensors, each given new dims, summed over some: what bilinear layers compute."""
+    lifted = [_with_dims(s, x, dims) for x, dims in ((a, expand_a), (b, expand_b), (c, expand_c))]
+    shape = broadcast_shapes(*(x.type.shape for x in lifted))
+    a, b, c = (s.b.expand(x, shape) for x in lifted)
+    return s(rd.reduce_sum, s(ew.mul, s(ew.mul, a, b), c), dims=tuple(sorted(sum_dims)))
+
+
+def _with_dims(s: Site, x: Value, dims: Sequence[int]) -> Value:
+    sizes = iter(x.type.shape)
+    rank = x.type.rank + len(dims)
+    return s.b.reshape(x, [1 if d in dims else next(sizes) for d in range(rank)])
+
+
 RULES: Rules = {
     aten.mm.default: mm,
     aten.bmm.default: bmm,
     aten.mv.default: mv,
+    aten._trilinear.default: trilinear,
     aten.dot.default: vector_dot,
     aten.addmm.default: addmm,
     aten.addmv.default: addmv,

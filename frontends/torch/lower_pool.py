@@ -1,9 +1,12 @@
 """Lowering of pooling: windows over the spatial dims."""
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from plait.core_ir.graph import Value
@@ -11,9 +14,30 @@ from plait.core_ir.ops import reduce as rd
 from plait.core_ir.types import TensorType
 from plait.frontends.torch.dtypes import compute_dtype
 from plait.frontends.torch.lower_reduce import spread
-from plait.frontends.torch.rules import Operand, Rules, Site
+from plait.frontends.torch.rules import Operand, Rule, Rules, Site
 
 aten = torch.ops.aten
+
+
+def _batched(rule: Callable[..., Any], rank: int) -> Rule:
+    """A rule over inputs [N, C, *spatial], applied to inputs [C, *spatial] too."""
+
+    def wrapped(s: Site, *args: Any, **kwargs: Any) -> Any:
+        first = args[0]
+        if first.type.rank == rank:
+            return rule(s, *args, **kwargs)
+        types = [None if t is None else t.with_shape((1, *t.shape)) for t in s.types]
+        lifted = [_with_batch(s, a) if isinstance(a, Value) else a for a in args]
+        result = rule(replace(s, types=tuple(types)), *lifted, **kwargs)
+        if isinstance(result, Value):
+            return s.b.reshape(result, s.type.shape)
+        return result if result is NotImplemented else [s.b.reshape(result[0], s.type.shape), None]
+
+    return wrapped
+
+
+def _with_batch(s: Site, x: Value) -> Value:
+    return s.b.reshape(x, (1, *x.type.shape))
 
 
 def _window(
@@ -64,7 +88,13 @@ def _excess(
     return tuple(result)
 
 
-def max_pool2d(
+_MAX_GRADIENTS = (
+    aten.max_pool2d_with_indices_backward.default,
+    aten.max_pool3d_with_indices_backward.default,
+)
+
+
+def max_pool(
     s: Site,
     x: Value,
     kernel: Sequence[int],
@@ -74,16 +104,16 @@ def max_pool2d(
     ceil_mode: bool = False,
 ) -> Any:
     """Values alone; the places are made again by the gradient. Read by anything else, the op stays extern."""
-    if s.reads(1, aten.max_pool2d_with_indices_backward.default):
+    if s.reads(1, *_MAX_GRADIENTS):
         return NotImplemented
-    kernel = _each(kernel, 2)
+    kernel = _each(kernel, x.type.rank - 2)
     extra = _excess(x, s.type, kernel, stride, padding, dilation)
     window = _window(x, kernel, stride, padding, dilation, extra)
     base = (1,) * x.type.rank
     return s(rd.reduce_window, x, kind="max", base_dilation=base, **window), None
 
 
-def max_pool2d_backward(
+def max_pool_backward(
     s: Site,
     grad: Value,
     x: Value,
@@ -96,14 +126,14 @@ def max_pool2d_backward(
 ) -> Any:
     if any(d != 1 for d in dilation):
         return NotImplemented
-    kernel = _each(kernel, 2)
+    kernel = _each(kernel, x.type.rank - 2)
     extra = _excess(x, grad.type, kernel, stride, padding)
     window = _window(x, kernel, stride, padding, extra=extra)
     del window["window_dilation"]
     return s(rd.select_and_scatter_add, grad, x, **window)
 
 
-def avg_pool2d(
+def avg_pool(
     s: Site,
     x: Value,
     kernel: Sequence[int],
@@ -128,7 +158,7 @@ def _window_sum(
     stride: Sequence[int],
     padding: Sequence[int],
 ) -> Value:
-    kernel = _each(kernel, 2)
+    kernel = _each(kernel, x.type.rank - 2)
     window = _window(x, kernel, stride, padding, extra=_excess(x, out, kernel, stride, padding))
     return s(rd.reduce_window, x, kind="sum", base_dilation=(1,) * x.type.rank, **window)
 
@@ -146,21 +176,20 @@ def _counts(
     """By what each window's sum is divided: one number, or as many elements as the window has inside."""
     if divisor_override:
         return divisor_override
-    kernel = _each(kernel, 2)
+    kernel = _each(kernel, x.type.rank - 2)
     if not any(padding) and not any(_excess(x, out, kernel, stride, padding)):
         return math.prod(kernel)
     sides = []
-    for i in range(2):
-        size, count = x.type.shape[i - 2], out.shape[i - 2]
+    for i in range(len(kernel)):
+        size, count = x.type.shape[i - len(kernel)], out.shape[i - len(kernel)]
         pad, step = _at(padding, i), _at(stride or kernel, i)
         starts = [j * step - pad for j in range(count)]
         low, high = (-pad, size + pad) if count_include_pad else (0, size)
         sides.append([min(at + kernel[i], high) - max(at, low) for at in starts])
-    counts = [[float(a * b) for b in sides[1]] for a in sides[0]]
-    return s.b.literal(counts, x.type.dtype)
+    return s.b.literal(functools.reduce(np.multiply.outer, map(np.asarray, sides)), x.type.dtype)
 
 
-def avg_pool2d_backward(
+def avg_pool_backward(
     s: Site,
     grad: Value,
     x: Value,
@@ -173,15 +202,16 @@ def avg_pool2d_backward(
 ) -> Value:
     """A window sum over the divided cotangent, dilated by the stride: the transpose of the forward's window sum."""
     wide = compute_dtype(grad.type.dtype)
-    rank, kernel = grad.type.rank, _each(kernel, 2)
+    rank, kernel = grad.type.rank, _each(kernel, grad.type.rank - 2)
     args = (kernel, stride, padding, count_include_pad, divisor_override)
     scaled = s.b.convert(grad, wide)
     scaled = s.div(scaled, _counts(s, s.b.convert(x, wide), grad.type, *args))
-    strides = [_at(stride or kernel, i) for i in range(2)]
-    low = [kernel[i] - 1 - _at(padding, i) for i in range(2)]
-    size = [(grad.type.shape[i - 2] - 1) * strides[i] + 1 for i in range(2)]
-    high = [x.type.shape[i - 2] - size[i] - low[i] + kernel[i] - 1 for i in range(2)]
-    lead = rank - 2
+    spatial = range(len(kernel))
+    strides = [_at(stride or kernel, i) for i in spatial]
+    low = [kernel[i] - 1 - _at(padding, i) for i in spatial]
+    size = [(grad.type.shape[2 + i] - 1) * strides[i] + 1 for i in spatial]
+    high = [x.type.shape[2 + i] - size[i] - low[i] + kernel[i] - 1 for i in spatial]
+    lead = 2
     out = s(
         rd.reduce_window,
         scaled,
@@ -211,9 +241,13 @@ def adaptive_avg_pool2d_backward(s: Site, grad: Value, x: Value) -> Any:
 
 
 RULES: Rules = {
-    aten.max_pool2d_with_indices.default: max_pool2d,
-    aten.max_pool2d_with_indices_backward.default: max_pool2d_backward,
-    aten.avg_pool2d.default: avg_pool2d,
-    aten.avg_pool2d_backward.default: avg_pool2d_backward,
+    aten.max_pool2d_with_indices.default: _batched(max_pool, 4),
+    aten.max_pool3d_with_indices.default: _batched(max_pool, 5),
+    aten.max_pool2d_with_indices_backward.default: _batched(max_pool_backward, 4),
+    aten.max_pool3d_with_indices_backward.default: _batched(max_pool_backward, 5),
+    aten.avg_pool2d.default: _batched(avg_pool, 4),
+    aten.avg_pool3d.default: _batched(avg_pool, 5),
+    aten.avg_pool2d_backward.default: _batched(avg_pool_backward, 4),
+    aten.avg_pool3d_backward.default: _batched(avg_pool_backward, 5),
     aten._adaptive_avg_pool2d_backward.default: adaptive_avg_pool2d_backward,
 }

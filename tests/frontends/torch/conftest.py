@@ -1,12 +1,14 @@
 """Running a torch function through the rules and the NumPy interpreter, beside torch itself."""
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
@@ -27,7 +29,7 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 1.6e-2, 
 
 def lowered(function: Callable[..., Any], args: Sequence[Any]) -> Graph:
     """The aten ops of a function of tensors as a Graph: inputs are the tensors and a key."""
-    traced = make_fx(function, tracing_mode="fake")(*args)
+    traced = make_fx(functionalize(function), tracing_mode="fake")(*args)
     b = Builder("rule")
     nodes = list(traced.graph.nodes)
     env = {
@@ -63,7 +65,7 @@ def check(got: Any, want: Tensor) -> None:
     reference = to_numpy(want)
     assert got.dtype == reference.dtype
     assert got.shape == reference.shape
-    tolerance = TOLERANCE.get(want.dtype if not want.is_complex() else torch.float32)
+    tolerance = TOLERANCE.get(torch.float32 if want.is_complex() else want.dtype)
     if tolerance is None:
         np.testing.assert_array_equal(got, reference)
         return
@@ -84,6 +86,32 @@ def _lowered() -> Callable[..., Graph]:
     return lowered
 
 
+def call(target: Any, args: Sequence[Any], expected: Sequence[Tensor]) -> None:
+    """Assert that the rule of one aten op, called by hand, gives these results."""
+    graph = fx.Graph()
+    b = Builder("call")
+    env: dict[fx.Node, Any] = {}
+    given = []
+
+    def placeholder(x: Any) -> Any:
+        if not isinstance(x, Tensor):
+            return x
+        node = graph.placeholder(f"x{len(given)}")
+        node.meta["val"] = x
+        env[node] = b.input(type_of(x))
+        given.append(to_numpy(x))
+        return node
+
+    node = graph.call_function(target, tuple(map(placeholder, args)))
+    node.meta["val"] = tuple(expected)
+    items = [graph.call_function(operator.getitem, (node, i)) for i in range(len(expected))]
+    lower_nodes(b, [node, *items], env, None)
+    for item in items:
+        b.output(env[item])
+    for got, want in zip(interpret(verify(b.build()), given), expected, strict=True):
+        check(got, want)
+
+
 class Holder(nn.Module):
     """A module with parameters 0, 1, ..."""
 
@@ -93,19 +121,25 @@ class Holder(nn.Module):
 
 
 def compare_gradients(function: Callable[..., Tensor], *tensors: Tensor, **kwargs: Any) -> Captured:
-    """Assert that loss and gradients of `sum(function(*params) * cotangent)`, captured, are those of autograd."""
+    """Assert that a function of parameters, captured, gives the values and the gradients that autograd gives."""
     torch.manual_seed(1)
     model = Holder(tensors)
     cotangent = torch.randn(function(*tensors).shape).to(tensors[0].dtype)
 
-    def loss_fn(model: Holder, batch: None) -> Tensor:
-        return (function(*model.params) * cotangent).sum()
+    wide = (
+        torch.float32 if tensors[0].dtype in (torch.bfloat16, torch.float16) else tensors[0].dtype
+    )
 
-    captured = capture(loss_fn, model, None, num_microbatches=1, split=None)
+    def loss_fn(model: Holder, batch: None) -> tuple[Tensor, Tensor]:
+        out = function(*model.params)
+        return (out.to(wide) * cotangent.to(wide)).sum(), out
+
+    captured = capture(loss_fn, model, None, num_microbatches=1, split=None, has_aux=True)
     results = run(captured, None)
-    loss = loss_fn(model, None)
+    loss, out = loss_fn(model, None)
     loss.backward()
-    check(results.pop(("loss", "")), loss.detach())
+    assert results.pop(("loss", "")).shape == ()
+    check(results.pop(("aux", "")), out.detach())
     for name, param in model.named_parameters():
         if param.grad is not None:
             check(results.pop(("param_grad", name)), param.grad)
@@ -141,3 +175,8 @@ def _compare_gradients() -> Callable[..., Captured]:
 @pytest.fixture(name="run")
 def _run() -> Callable[..., dict[tuple[str, str], Any]]:
     return run
+
+
+@pytest.fixture(name="call")
+def _call() -> Callable[..., None]:
+    return call
