@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import jax
 from jax.sharding import SingleDeviceSharding
 
-from plait.backends.jax.anonymous import structure
 from plait.backends.jax.emit import emit
 from plait.backends.jax.private import shape_struct
 from plait.core_ir.graph import Graph
+from plait.core_ir.passes.structure import graph_digest
 
 COMPILER_OPTIONS: dict[str, str | bool] = {"xla_allow_excess_precision": False}
 """A conversion to a narrower dtype rounds, as the op says, even where it is converted back at once."""
@@ -48,7 +48,7 @@ def compile_task(graph: Graph, *, device: jax.Device | None = None) -> CompiledT
     Raises UnsupportedError where an equation cannot be emitted, with the user's line.
     """
     device = jax.devices()[0] if device is None else device
-    key = (structure(graph), device)
+    key = (graph_digest(graph), device)
     start = time.perf_counter()
     executable = _artifacts.pop(key, None)
     seconds = 0.0

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from plait.backends.jax.anonymous import structure
 from plait.backends.jax.spmd.layout import Place
 from plait.backends.jax.spmd.pools import MICROBATCH_ROLES, Pools
 from plait.core_ir.errors import VerifyError
 from plait.core_ir.graph import Graph, Port
+from plait.core_ir.passes.structure import graph_digest
 from plait.core_ir.program import Program, TaskKind
 from plait.core_ir.types import TensorType
 
@@ -54,7 +54,7 @@ class Wired:
     @cached_property
     def signature(self) -> tuple[object, ...]:
         """Equal for tasks that one piece of program can run, given the rows."""
-        return (self.kind, structure(self.graph), self.reads, self.writes)
+        return (self.kind, graph_digest(self.graph), self.reads, self.writes)
 
 
 def wire(
