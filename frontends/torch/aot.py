@@ -36,14 +36,16 @@ from plait.core_ir.errors import CaptureError
 from plait.core_ir.graph import UNKNOWN, Source
 from plait.frontends.torch.sources import calling_source, raising_source
 
-Kind: TypeAlias = Literal["param", "buffer", "argument", "loss_grad", "output", "grad", "update"]
+Kind: TypeAlias = Literal[
+    "param", "buffer", "argument", "loss_grad", "zero", "output", "grad", "update"
+]
 
 
 @dataclass(frozen=True)
 class Slot:
     """What an input or an output of the joint graph is: a kind, and the name or the position of what it stands for.
 
-    inputs   param and buffer (name), argument (position), loss_grad
+    inputs   param and buffer (name), argument (position), loss_grad, zero (the cotangent of what is changed in place)
     outputs  output (position), grad (of a param by name), update (of a buffer by name, or an argument by position)
     """
 
@@ -196,6 +198,13 @@ def export_joint(
     return JointGraph(module_, inputs, outputs)
 
 
+def _changed(param: str) -> CaptureError:
+    return CaptureError(
+        f"the forward changes parameter {param.removeprefix('model.')!r} in place; a captured step may change buffers "
+        "only: make it a buffer, or change it outside the loss"
+    )
+
+
 def _input_slot(desc: Any) -> Slot:
     match desc:
         case ParamAOTInput(target=name):
@@ -206,6 +215,12 @@ def _input_slot(desc: Any) -> Slot:
             return Slot("argument", index=index)
         case TangentAOTInput(output=PlainAOTOutput(idx=0)):
             return Slot("loss_grad")
+        case TangentAOTInput(
+            output=InputMutationAOTOutput(mutated_input=ParamAOTInput(target=name))
+        ):
+            raise _changed(name)
+        case TangentAOTInput(output=InputMutationAOTOutput()):
+            return Slot("zero")
     raise CaptureError(f"the captured program has an input that Plait does not know: {desc}")
 
 
@@ -222,10 +237,7 @@ def _output_slot(desc: Any) -> Slot | None:
         case InputMutationAOTOutput(mutated_input=PlainAOTInput(idx=index)):
             return Slot("update", index=index)
         case InputMutationAOTOutput(mutated_input=ParamAOTInput(target=name)):
-            raise CaptureError(
-                f"the forward changes parameter {name.removeprefix('model.')!r} in place; a captured step may change "
-                "buffers only: make it a buffer, or change it outside the loss"
-            )
+            raise _changed(name)
     raise CaptureError(f"the captured program has an output that Plait does not know: {desc}")
 
 

@@ -1,7 +1,6 @@
 """Capture of a torch model with its loss: forward and backward as one Graph with markers.
 
-Parameters, buffers and the batch are fake while the model runs, so nothing is computed and no memory is used. The IR
-knows no devices: for `cuda` on a machine without one, the model runs on fake CPU tensors and gives the same program.
+Parameters, buffers and the batch are fake while the model runs, so nothing is computed and no memory is used.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ from plait.frontends.batch import BatchSpec, batch_spec
 from plait.frontends.captured import Captured
 from plait.frontends.torch import aot
 from plait.frontends.torch.boundary import marking
+from plait.frontends.torch.devices import capture_device, device_wanted
 from plait.frontends.torch.dtypes import TO_TORCH, type_of
 from plait.frontends.torch.lower import lower_nodes
 from plait.frontends.torch.model_state import ModelState, fake_tensors, model_state, read_leaves
@@ -61,7 +61,7 @@ def capture(
     spec = batch_spec(flat, num_microbatches, narrow=False)
     treespec = pytree.tree_structure(batch)
     program, joint = trace(loss_fn, model, spec, treespec, split or (), has_aux, device)
-    graph = lower_joint(joint, held, spec, program.aux.tensor_names)
+    graph = lower_joint(joint, held, spec, program)
     return Captured(
         graph=graph,
         framework="torch",
@@ -90,9 +90,9 @@ def trace(
     stack_of_modules = ModuleStack(model)
     recorder = aot.Recorder(lambda: stack_of_modules.path)
     program = Program(loss_fn, model, spec, treespec, has_aux, recorder.restart)
-    where = _capture_device(model, device)
     mode = aot.fake_mode()
     with ExitStack() as stack:
+        where = stack.enter_context(capture_device(device_wanted(model, device)))
         stack.enter_context(fake_tensors(model, mode, where))
         stack.enter_context(stack_of_modules.following())
         stack.enter_context(marking(model, split, program.marks))
@@ -107,21 +107,7 @@ def _fake(type: TensorType, device: torch.device) -> Tensor:
     return torch.empty(type.shape, dtype=TO_TORCH[type.dtype], device=device)
 
 
-def _capture_device(model: nn.Module, device: str | torch.device | None) -> torch.device:
-    """Where the fake tensors live: the device asked for, the model's, or the CPU in place of one not there."""
-    if device is None:
-        held = {t.device for t in (*model.parameters(), *model.buffers())}
-        wanted = next(iter(held), torch.device("cpu"))
-    else:
-        wanted = torch.device(device)
-    if wanted.type == "meta" or (wanted.type == "cuda" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    return wanted
-
-
-def lower_joint(
-    joint: aot.JointGraph, held: ModelState, spec: BatchSpec, aux_names: Sequence[str]
-) -> Any:
+def lower_joint(joint: aot.JointGraph, held: ModelState, spec: BatchSpec, program: Program) -> Any:
     """The joint graph as a Graph with the ports of `frontends.captured`."""
     b = Builder("joint")
     inputs = {leaf.name: b.input(leaf.type, leaf.role, leaf.name) for leaf in held.leaves}
@@ -138,8 +124,10 @@ def lower_joint(
                 env[node] = arguments[slot.index]
             case "loss_grad":
                 env[node] = b.input(type_of(node.meta["val"]), "loss_grad")
+            case "zero":
+                env[node] = b.full(type_of(node.meta["val"]), 0)
     lower_nodes(b, joint.nodes(), env, rng_key)
-    _outputs(b, joint, held, aux_names, env)
+    _outputs(b, joint, held, program, env)
     return b.build()
 
 
@@ -151,9 +139,10 @@ def _outputs(
     b: Builder,
     joint: aot.JointGraph,
     held: ModelState,
-    aux_names: Sequence[str],
+    program: Program,
     env: Mapping[fx.Node, Any],
 ) -> None:
+    aux_names = program.aux.tensor_names
     grads: dict[str, Value] = {}
     updates: dict[str, Value] = {}
     for slot, node in zip(joint.outputs, joint.results(), strict=True):
@@ -163,8 +152,10 @@ def _outputs(
         match slot.kind:
             case "output" if slot.index == 0:
                 b.output(value, "loss")
-            case "output":
+            case "output" if slot.index <= len(aux_names):
                 b.output(value, "aux", aux_names[slot.index - 1])
+            case "output":
+                updates[_buffer(held, program.replaced[slot.index - 1 - len(aux_names)])] = value
             case "grad":
                 name = held.first_names[_own(slot.name)]
                 grads[name] = b(ew.add, grads[name], value) if name in grads else value

@@ -54,20 +54,24 @@ class Program(nn.Module):
         self.model = model
         self.marks = Marks()
         self.aux = Aux()
+        self.replaced: tuple[str, ...] = ()
         self._loss_fn, self._spec, self._treespec = loss_fn, spec, treespec
         self._has_aux, self._restart = has_aux, restart
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Loss, then the tensors of aux without gradient."""
+        """Loss, then the tensors of aux and the buffers that were replaced, without gradient."""
         self.marks.restart()
         self._restart()
         given = iter(tensors)
         leaves = [leaf.value if leaf.type is None else next(given) for leaf in self._spec.leaves]
+        before = _held(self.model)
         result = self._loss_fn(self.model, pytree.tree_unflatten(leaves, self._treespec))
         loss, aux = self._parted(result)
         _check_loss(loss)
+        replaced = _replaced(before, _held(self.model))
+        self.replaced = tuple(replaced)
         # a copy: what is returned is then never a view of something inside
-        return (loss.clone(), *(x.detach().clone() for x in aux))
+        return (loss.clone(), *(x.detach().clone() for x in (*aux, *replaced.values())))
 
     def _parted(self, result: Any) -> tuple[Any, list[Tensor]]:
         if not self._has_aux:
@@ -84,6 +88,27 @@ class Program(nn.Module):
             pytree.tree_structure(aux),
         )
         return loss, [x for _, x in named if isinstance(x, Tensor)]
+
+
+def _held(model: nn.Module) -> dict[str, Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def _replaced(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Buffers that the forward replaced by another tensor, as in `self.mean = 0.9 * self.mean + x`."""
+    replaced = {n: x for n, x in after.items() if n in before and x is not before[n]}
+    for name, tensor in replaced.items():
+        old = before[name]
+        if isinstance(old, nn.Parameter):
+            raise CaptureError(
+                f"the forward replaces parameter {name!r}; a captured step may change buffers only"
+            )
+        if (tensor.shape, tensor.dtype) != (old.shape, old.dtype):
+            raise CaptureError(
+                f"the forward replaces buffer {name!r}, {old.dtype} of shape {list(old.shape)}, by {tensor.dtype} of "
+                f"shape {list(tensor.shape)}; keep its type"
+            )
+    return replaced
 
 
 def _check_loss(loss: Any) -> None:
