@@ -24,6 +24,7 @@ from plait.backends.jax.spmd.staging import Packer, Unpacker, gather, input_type
 from plait.backends.jax.spmd.ticks import assign_ticks
 from plait.backends.jax.spmd.wiring import wire
 from plait.backends.runtime import StepInputs, StepOutputs, add_shared
+from plait.core_ir.errors import BatchError
 from plait.core_ir.program import Program, TaskKind
 from plait.core_ir.schedule.ir import ActionTable
 from plait.core_ir.schedule.kinds import KINDS, ActionKind
@@ -73,11 +74,16 @@ class SpmdEngine:
 
     def run(self, inputs: StepInputs) -> StepOutputs:
         """One step; the arrays it gives may still be computed. Gradients lie on the device of their first stage."""
+        given = len(inputs.microbatches)
+        if given != self._schedule.num_microbatches:
+            raise BatchError(
+                f"got {given} microbatches, and the schedule {self._schedule.name!r} has "
+                f"{self._schedule.num_microbatches}"
+            )
         compiled = self._program_for(backward=inputs.backward)
         with jax.enable_x64(True):
             parts = [packer(inputs) for packer in compiled.packers]
-            given = gather(self._mesh, AXIS, parts)
-            results = compiled.executable(compiled.table, given)
+            results = compiled.executable(compiled.table, gather(self._mesh, AXIS, parts))
             named: dict[tuple[str, int, str], jax.Array] = {}
             for device, unpacker in zip(self._devices, compiled.unpackers, strict=True):
                 named.update(unpacker(part_of(results, device)))

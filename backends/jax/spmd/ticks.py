@@ -1,6 +1,6 @@
 """When each task runs: a schedule's actions laid out in ticks, the steps in which all ranks move together."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from plait.core_ir.errors import ScheduleError
@@ -22,7 +22,7 @@ def assign_ticks(schedule: ActionTable, program: Program, *, backward: bool) -> 
     """The tick of each task: as early as its rank's order and the edges allow, one action a rank and tick.
 
     What a task makes for another rank can be read from the next tick on. Without `backward` only F tasks run. Raises
-    ScheduleError where ranks wait for each other.
+    ScheduleError where ranks wait for each other, or a task is missing.
     """
     queues = [_actions(schedule, rank, backward) for rank in range(schedule.num_ranks)]
     heads = [next(queue, None) for queue in queues]
@@ -43,7 +43,24 @@ def assign_ticks(schedule: ActionTable, program: Program, *, backward: bool) -> 
             )
         ticks.update((task, tick) for task in started)
         tick += 1
+    _require_all(schedule, program, ticks, ("F", "I", "W") if backward else ("F",))
     return ticks
+
+
+def _require_all(
+    schedule: ActionTable,
+    program: Program,
+    ticks: Mapping[Task, int],
+    kinds: Sequence[TaskKind],
+) -> None:
+    for kind in kinds:
+        for stage in range(program.num_stages):
+            for m in range(schedule.num_microbatches):
+                if (kind, stage, m) not in ticks:
+                    raise ScheduleError(
+                        f"the schedule {schedule.name!r} never runs {_text([(kind, stage, m)])}; a step needs every "
+                        f"{kind} of {program.num_stages} stages and {schedule.num_microbatches} microbatches"
+                    )
 
 
 def _actions(schedule: ActionTable, rank: int, backward: bool) -> Iterator[list[Task]]:

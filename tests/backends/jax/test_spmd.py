@@ -19,7 +19,7 @@ from stage_programs import (
 from plait.backends.jax.engine_mpmd import MpmdEngine
 from plait.backends.jax.engine_spmd import SpmdEngine
 from plait.backends.runtime import StepInputs, StepOutputs
-from plait.core_ir.errors import ScheduleError, UnsupportedError, UsageError
+from plait.core_ir.errors import BatchError, ScheduleError, UnsupportedError, UsageError
 from plait.core_ir.program import Program, Stage
 from plait.core_ir.schedule import Action, Schedule, build
 from plait.core_ir.schedule.kinds import B, F, I, W
@@ -203,3 +203,23 @@ def test_calling_twice_gives_the_same_and_keeps_the_callers_arrays() -> None:
     for group, kept in ((given.params, inputs.params), (given.buffers, inputs.buffers)):
         for name, x in group.items():
             np.testing.assert_array_equal(np.asarray(x), kept[name])
+
+
+def test_a_schedule_without_a_task_is_an_error() -> None:
+    program = layers([3, 3, 3])
+    rows = [[Action(F, 0, 0), Action(B, 0, 0)], [Action(F, 1, 0), Action(I, 1, 0)]]
+    with pytest.raises(ScheduleError, match="never runs 1W0"):
+        SpmdEngine(program, Schedule.from_actions("short", (0, 1), 1, rows))
+
+
+def test_another_number_of_microbatches_is_an_error_naming_both() -> None:
+    program = layers([3, 3])
+    engine = SpmdEngine(program, build("gpipe", 1, 2))
+    with pytest.raises(BatchError, match="got 3 microbatches, and the schedule 'gpipe' has 2"):
+        engine.run(inputs_for(program, 3))
+
+
+def test_eight_ranks() -> None:
+    program, num_microbatches = layers([3] * 9), 5
+    inputs = inputs_for(program, num_microbatches)
+    check(SpmdEngine(program, build("zb-h1", 8, num_microbatches)).run(inputs), program, inputs)
