@@ -58,11 +58,13 @@ class ValueKeys:
     """Keys that say how each value is made; they order the operands of commutative ops.
 
     The equation that makes the value decides, then what it reads, one level at a time, then all up to the inputs or to
-    a stage boundary; names of ports last. So equal layers, and equal stages, get equal orders.
+    a stage boundary; then names of ports, then the order of definition. So equal layers, and equal stages, get equal
+    orders.
     """
 
     def __init__(self, graph: Graph) -> None:
         self._keys: dict[Value, tuple[str, ...]] = {}
+        self._number = {v: i for i, v in enumerate(graph.inputs)}
         for value, port in zip(graph.inputs, graph.input_ports, strict=True):
             key = f" {port.role}:{value.type}"
             self._keys[value] = (key, key, key, key, f"{key}:{port.name}")
@@ -83,7 +85,8 @@ class ValueKeys:
             if is_cut:
                 made[WHOLE] = own
             self._keys[result] = tuple(made)
+            self._number[result] = len(self._number)
 
-    def order(self, value: Value) -> tuple[str, ...]:
-        """A sort key."""
-        return self._keys[value]
+    def order(self, value: Value) -> tuple[tuple[str, ...], int]:
+        """A sort key; no two values have the same."""
+        return self._keys[value], self._number[value]

@@ -1,4 +1,4 @@
-"""Puts the helpers of these tests on the path, and adds `--update-golden`."""
+"""Puts the helpers of these tests on the path."""
 
 import sys
 from pathlib import Path

@@ -21,7 +21,9 @@ KINDS = (
 
 Step = tuple[str, int, int]
 STEPS = st.lists(
-    st.tuples(st.sampled_from(KINDS), st.integers(0, 30), st.integers(0, 30)), min_size=1, max_size=25
+    st.tuples(st.sampled_from(KINDS), st.integers(0, 30), st.integers(0, 30)),
+    min_size=1,
+    max_size=25,
 )
 FROZEN = st.sets(st.integers(0, NUM_PARAMS - 1), max_size=2)
 
@@ -40,7 +42,9 @@ def build(steps: Sequence[Step], frozen: set[int]) -> RandomJoint:
     shape = (SIZE, SIZE)
     params = [matrix(b, "param", f"p{i}", *shape, dtype=i64) for i in range(NUM_PARAMS)]
     pool = [matrix(b, "batch", f"x{i}", *shape, dtype=i64) for i in range(2)]
-    buffers = {f"m{i % 2}.b{i}": matrix(b, "buffer", f"m{i % 2}.b{i}", *shape, dtype=i64) for i in range(3)}
+    buffers = {
+        f"m{i % 2}.b{i}": matrix(b, "buffer", f"m{i % 2}.b{i}", *shape, dtype=i64) for i in range(3)
+    }
     updates: dict[str, Value] = {}
     num_cuts = num_aux = 0
     for kind, i, j in steps:
