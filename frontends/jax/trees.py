@@ -152,4 +152,4 @@ def needs_x64(model: Any, batch: Any) -> bool:
 def _is_wide(leaf: Any) -> bool:
     if not is_array(leaf) or is_torch(leaf) or is_key(leaf.dtype):
         return False
-    return np.dtype(leaf.dtype).itemsize >= 8 and leaf.dtype != np.complex64
+    return bool(np.dtype(leaf.dtype).itemsize >= 8 and leaf.dtype != np.complex64)
