@@ -4,12 +4,11 @@ import os
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from plait.backends.runtime import Engine
-from plait.backends.torch.agreement import agree_on, agree_on_text
 from plait.backends.torch.engine_distributed import DistributedEngine
 from plait.backends.torch.engine_local import LocalEngine
+from plait.backends.torch.process_group import group, is_initialised
 from plait.core_ir.errors import PlaitError, UsageError
 from plait.core_ir.program import Program
 from plait.core_ir.schedule.schedule import Schedule
@@ -20,7 +19,7 @@ def resolve_device(engine: str, device: Any) -> torch.device:
 
     UsageError for a device that is not there, and for a distributed engine without a process group.
     """
-    if engine == "distributed" and not (dist.is_available() and dist.is_initialized()):
+    if engine == "distributed" and not is_initialised():
         raise UsageError(
             "engine='distributed' needs a process group: run under torchrun and call "
             "torch.distributed.init_process_group() before plait.compile"
@@ -61,7 +60,7 @@ def agree(engine: str, device: torch.device, error: PlaitError | None, text: str
     `text`: program and schedule; ranks whose texts differ cannot run together.
     """
     if engine == "distributed":
-        agree_on(error, device)
-        agree_on_text(text, "program or schedule")
+        group().agree(error, device)
+        group().agree_on_text(text, "program or schedule")
     elif error is not None:
         raise error

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from plait.backends.torch.engine_distributed import DistributedEngine
@@ -129,7 +128,7 @@ class Store:
                 norm = torch.linalg.vector_norm(grad, dtype=torch.float32)
                 total += norm.to(device=device, dtype=torch.float64) ** 2
         if isinstance(self._engine, DistributedEngine):
-            dist.all_reduce(total)
+            self._engine.group.sum(total)
         norm = total.sqrt().to(torch.float32)
         scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
         for grad in grads.values():

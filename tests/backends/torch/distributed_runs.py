@@ -1,9 +1,12 @@
 """What each rank of a distributed test does; run by tests/backends/torch/test_distributed.py, one process a rank."""
 
 import dataclasses
+import itertools
 import os
+import signal
 import sys
-from typing import Any
+import time
+from typing import Any, cast
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 import plait
+from plait.core_ir.program import TaskKind
 from plait.models.llama import torch as llama
 from plait.models.llama.config import CONFIGS, batches
 
@@ -41,7 +45,7 @@ def reference() -> tuple[float, nn.Module]:
     model = llama.build(CONFIG, seed=0)
     loss = llama.loss_fn(model, batch())
     loss.backward()
-    return float(loss), model
+    return float(loss.detach()), model
 
 
 def steps() -> None:
@@ -141,8 +145,42 @@ def profile() -> None:
     assert pipeline.simulate().makespan > 0
 
 
+def failing(task: TaskKind, how: str) -> None:
+    """R76: stage 1 fails on microbatch 2 of step 2; every rank ends, saying what failed first."""
+    pipeline = compiled(llama.build(CONFIG, seed=0))
+    plan = pipeline.engine._plan  # type: ignore[attr-defined]
+    if RANK == 1:
+        whole, calls = plan.tasks[1, task], itertools.count()
+
+        def broken(operands: list[Any]) -> Any:
+            if next(calls) < NUM_MICROBATCHES + 2:
+                return whole(operands)
+            if how == "raise":
+                raise RuntimeError("out of luck")
+            if how == "exit":
+                os._exit(3)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        plan.tasks[1, task] = broken
+    pipeline.step(batch())
+    started = time.monotonic()
+    if how == "raise":
+        first = rf"(rank 1 failed first, )?.*stage 1, microbatch 2, action 1[A-Z]2 .*task {task}.*out of luck"
+    else:
+        first = r"rank \d.*in action \d[A-Z_]+\d"
+    with pytest.raises(plait.PlaitError, match=first) as caught:
+        pipeline.step(batch())
+    assert time.monotonic() - started < 20
+    assert caught.value.__cause__ is not None
+    print(caught.value)
+    dist.destroy_process_group()
+    sys.exit(7)
+
+
 if __name__ == "__main__":
     dist.init_process_group("gloo")
+    if sys.argv[1] == "failing":
+        failing(cast(TaskKind, sys.argv[2]), sys.argv[3])
     {f.__name__: f for f in (steps, meta, partial_batch, compile_error, different, profile)}[
         sys.argv[1]
     ]()

@@ -24,3 +24,14 @@ def test_ranks(what: str, num_ranks: int) -> None:
     for rank, finished in enumerate(run_ranks(SCRIPT, [what], num_ranks)):
         assert finished.status == 0, f"rank {rank}: {finished.stderr[-3000:]}"
         assert finished.stdout.endswith("done\n")
+
+
+@pytest.mark.parametrize(
+    ("task", "how"), [("F", "raise"), ("I", "raise"), ("W", "raise"), ("F", "exit"), ("I", "kill")]
+)
+def test_r76_a_failing_rank_takes_the_others_down(task: str, how: str) -> None:
+    ranks = run_ranks(SCRIPT, ["failing", task, how], 3)
+    gone = {"raise": 7, "exit": 3, "kill": -9}[how]
+    assert [r.status for r in ranks] == [7, gone, 7], [r.stderr[-2000:] for r in ranks]
+    for rank in (0, 2):
+        assert f"rank {1 if how == 'raise' else ''}" in ranks[rank].stdout

@@ -1,0 +1,166 @@
+"""The ranks of a pipeline as one process group: messages between them, agreement, and a common end when one fails.
+
+A rank that fails says so in the group's store, leaves the group, and raises. Its peers, blocked on it, get an error
+from their connection, read the store, and raise too, each naming the first failure. A rank that was killed says
+nothing, but its connections close all the same.
+
+NOTE: this is the one file that uses private API of torch.distributed (the store of the default group, which torchrun's
+agent keeps alive when a rank dies). Tested with torch 2.13.
+"""
+
+import itertools
+import json
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store
+
+from plait.core_ir.errors import ExecutionError, PlaitError, UsageError
+
+T = TypeVar("T")
+
+NAME = "plait:stage"
+WORD_SECONDS = 5.0
+"""How long a rank waits for the word of another that failed first, and for its own to be read."""
+
+
+class Group:
+    """All ranks of the run. Made on every rank at once."""
+
+    def __init__(self) -> None:
+        self._group: dist.ProcessGroup | None = dist.new_group(group_desc=NAME)
+        self.rank = dist.get_rank()
+        self.size = dist.get_world_size()
+        self._store = dist.PrefixStore(f"{NAME}:{next(_numbers)}", _get_default_store())
+
+    @property
+    def is_open(self) -> bool:
+        """Whether no rank has failed."""
+        return self._group is not None
+
+    # Messages.
+
+    def isend(self, tensor: torch.Tensor, rank: int) -> dist.Work:
+        """Begin to send."""
+        work = dist.isend(tensor, rank, group=self._group)
+        assert work is not None
+        return work
+
+    def irecv(self, tensor: torch.Tensor, rank: int) -> dist.Work:
+        """Begin to receive."""
+        work = dist.irecv(tensor, rank, group=self._group)
+        assert work is not None
+        return work
+
+    def broadcast(self, tensor: torch.Tensor, source: int) -> None:
+        """The tensor of `source`, on every rank."""
+        dist.broadcast(tensor, source, group=self._group)
+
+    def sum(self, tensor: torch.Tensor) -> None:
+        """The sum over ranks, on every rank."""
+        dist.all_reduce(tensor, group=self._group)
+
+    def gather(self, item: T) -> list[T]:
+        """What each rank passed, on every rank."""
+        items: list[Any] = [None] * self.size
+        dist.all_gather_object(items, item, group=self._group)
+        return items
+
+    # Agreement.
+
+    def agree(self, error: Exception | None, device: torch.device) -> None:
+        """Raise `error` here, and on every other rank an error of the same class that names this rank.
+
+        Costs one reduction of a number when all is well.
+        """
+        failed = torch.tensor([error is not None], dtype=torch.int32, device=device)
+        self.sum(failed)
+        if not int(failed.item()):
+            return
+        own = None
+        if error is not None:
+            kind = type(error) if isinstance(error, PlaitError) else ExecutionError
+            own = (kind, str(error))
+        said = self.gather(own)
+        if error is not None:
+            raise error
+        rank, (kind, text) = next((r, word) for r, word in enumerate(said) if word is not None)
+        raise kind(f"rank {rank}: {text}")
+
+    def agree_on_text(self, text: str, what: str) -> None:
+        """UsageError on every rank unless all pass the same text; it shows the first line that differs."""
+        texts = self.gather(text)
+        different = [rank for rank, other in enumerate(texts) if other != texts[0]]
+        if not different:
+            return
+        lines = zip(texts[0].splitlines(), texts[different[0]].splitlines(), strict=False)
+        first = next(((a, b) for a, b in lines if a != b), ("an end", "more lines"))
+        raise UsageError(
+            f"ranks {different} built another {what} than rank 0; first difference: rank 0 has {first[0]!r}, rank "
+            f"{different[0]} has {first[1]!r}; every rank must compile the same model, batch and options"
+        )
+
+    # Failure.
+
+    def fail(self, error: Exception, doing: str) -> NoReturn:
+        """End the group because of `error`, met while `doing` (stage, microbatch, action); raise ExecutionError.
+
+        An error of the connection counts as another rank's failure when that rank has said so.
+        """
+        lost_peer = isinstance(error, RuntimeError) and not isinstance(error, PlaitError)
+        own = json.dumps({"rank": self.rank, "doing": doing, "error": str(error)})
+        first = json.loads(self._first_word(own, patient=lost_peer))
+        self._group_closed()
+        here = f"rank {self.rank}, {doing}: {error}"
+        if first["rank"] == self.rank:
+            raise ExecutionError(here) from error
+        raise ExecutionError(
+            f"rank {first['rank']} failed first, {first['doing']}: {first['error']} "
+            f"(rank {self.rank} stopped, {doing})"
+        ) from error
+
+    def _first_word(self, own: str, *, patient: bool) -> str:
+        """The first failure on record; `own` becomes it where there is none (a patient rank waits a while before)."""
+        try:
+            if patient:
+                _wait_until(lambda: self._store.check(["failure"]), WORD_SECONDS)
+            first = self._store.compare_set("failure", "", own).decode()
+            self._store.add("heard", 1)
+            if (
+                first == own
+            ):  # stay until the others have read it: this rank may be keeping the store
+                self._group_closed()
+                _wait_until(lambda: self._store.add("heard", 0) >= self.size, WORD_SECONDS)
+            return first
+        except (RuntimeError, ValueError):  # the store is gone with the rank that kept it
+            return own
+
+    def _group_closed(self) -> None:
+        if self._group is not None:
+            group, self._group = self._group, None
+            dist.destroy_process_group(group)
+
+
+def _wait_until(done: Callable[[], bool], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not done() and time.monotonic() < end:
+        time.sleep(0.02)
+
+
+_numbers = itertools.count()
+_groups: list[Group] = []
+
+
+def group() -> Group:
+    """The group of this run: one for all pipelines, made anew after a failure. A collective call the first time."""
+    if not _groups or not _groups[-1].is_open:
+        _groups.append(Group())
+    return _groups[-1]
+
+
+def is_initialised() -> bool:
+    """Whether the process group that it stands on is there."""
+    return dist.is_available() and dist.is_initialized()
