@@ -149,12 +149,8 @@ def compare_gradients(function: Callable[..., Tensor], *tensors: Tensor, **kwarg
 
 def run(captured: Captured, batch: Any, key: Sequence[int] = (0, 1)) -> dict[tuple[str, str], Any]:
     """Interpret a captured program on the model's own arrays: results by role and name."""
-    arrays = {
-        **{("param", name): x for name, x in captured.read_leaves().items()},
-        **{("batch", name): x for name, x in captured.flatten_batch(batch)},
-    }
-    arrays.update({("buffer", name): x for (_, name), x in list(arrays.items())})
     graph = verify(captured.graph)
+    held, leaves = captured.read_leaves(), dict(captured.flatten_batch(batch))
     operands = []
     for port, value in zip(graph.input_ports, graph.inputs, strict=True):
         if port.role == "rng_key":
@@ -162,7 +158,8 @@ def run(captured: Captured, batch: Any, key: Sequence[int] = (0, 1)) -> dict[tup
         elif port.role == "loss_grad":
             operands.append(np.ones((), value.type.dtype.numpy))
         else:
-            operands.append(to_numpy(arrays[port.role, port.name]))
+            array = (leaves if port.role == "batch" else held)[port.name]
+            operands.append(to_numpy(array).astype(value.type.dtype.numpy))
     results = interpret(graph, operands)
     return {(p.role, p.name): r for p, r in zip(graph.output_ports, results, strict=True)}
 
