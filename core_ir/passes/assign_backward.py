@@ -1,8 +1,8 @@
 """Which stages compute each equation of the backward.
 
 A gradient is computed in the highest stage, at or below those its operands come from, that has the forward values it
-reads. What leads to the gradient of one parameter alone is computed where that parameter is used. Cotangents of one
-value from several stages are added where the sum is used. What recomputes forward values stands with its users.
+reads; but what has the size of a parameter and leads to its gradient alone, where that parameter is used. Cotangents of
+one value from several stages are added where the sum is used. What recomputes forward values stands with its users.
 A sum of gradients of one parameter over several stages is taken apart: each stage gives its own part.
 """
 
@@ -21,7 +21,8 @@ def assign_backward(joint: Joint, forward: ForwardStages) -> BackwardStages:
     """Stages of the backward."""
     stages = BackwardStages()
     available = Availability(joint, forward)
-    users = {p.name: forward.used.get(v, 0) for v, p in joint.inputs.items() if p.role == "param"}
+    params = {p.name: v for v, p in joint.inputs.items() if p.role == "param"}
+    users = {name: forward.used.get(value, 0) for name, value in params.items()}
     leads_to = only_param(joint)
     same: dict[Value, Value] = {}  # what the result of a marker that does not cut stands for
     loss_stage = max((forward.home(v) for _, v in joint.outputs_of("loss")), default=0)
@@ -44,7 +45,10 @@ def assign_backward(joint: Joint, forward: ForwardStages) -> BackwardStages:
             stages.home[eqn.result] = min(bounds)
         else:
             read = [o for o in eqn.operands if o not in joint.gradients]
-            stage = available.pick(read, min(bounds), users.get(leads_to.get(eqn, ""), 0))
+            param = params.get(leads_to[original])
+            is_tail = param is not None and all(r.type.size == param.type.size for r in eqn.results)
+            preferred = users[leads_to[original]] if is_tail else 0
+            stage = available.pick(read, min(bounds), preferred)
             stages.place(eqn, stage)
     give_gradients(
         [(p, same.get(v, v)) for p, v in joint.outputs_of("param_grad")], users, available, stages

@@ -61,7 +61,7 @@ def assign_forward(joint: Joint, free: FreeValues) -> ForwardStages:
     updates = changing_buffers(joint)
     owner: dict[Value, int] = {}
     while True:
-        anchored = _anchored_stages(joint, owner)
+        anchored = _anchored_stages(joint, free, owner)
         found = {v: anchored[update] for v, update in updates.items() if update in anchored}
         if found == owner:
             break
@@ -76,22 +76,34 @@ def assign_forward(joint: Joint, free: FreeValues) -> ForwardStages:
     return stages
 
 
-def _anchored_stages(joint: Joint, owner: dict[Value, int]) -> _Stages:
-    """The stage of all that a marker dominates, and of state whose update a marker dominates."""
+def _anchored_stages(joint: Joint, free: FreeValues, owner: dict[Value, int]) -> _Stages:
+    """The stage of all that stands behind a marker, and of state whose update does."""
     stage: _Stages = dict(owner.items())
     for eqn in joint.forward:
         known = [stage[o] for o in eqn.operands if o in stage]
+        if floor := free.floors.get(eqn):
+            known.append(floor)
         if eqn.op is boundary:
             index = eqn.attrs["index"]
             if known and known[0] > index:
-                raise PartitionError(
-                    f"boundary {index} ({eqn.source}) gets the value {eqn.operands[0]!r} from stage {known[0]}: a"
-                    " value cannot flow to an earlier stage; boundaries must be met in the order of their cuts"
-                )
+                raise PartitionError(_wrong_way(joint, eqn, known[0], owner))
             stage[eqn.result] = index + 1
         elif known:
             stage.update(dict.fromkeys((eqn, *eqn.results), max(known)))
     return stage
+
+
+def _wrong_way(joint: Joint, marker: Eqn, stage: int, owner: dict[Value, int]) -> str:
+    late = [f"{joint.inputs[v]}, which stage {s} updates" for v, s in owner.items() if s == stage]
+    cause = (
+        f"it may depend on {' or on '.join(late)}"
+        if late
+        else "boundaries must be met in the order of their cuts"
+    )
+    return (
+        f"boundary {marker.attrs['index']} ({marker.source}) gets the value {marker.operands[0]!r} from stage {stage}:"
+        f" a value cannot flow to an earlier stage; {cause}"
+    )
 
 
 def _place(joint: Joint, anchored: _Stages, sinks: dict[Eqn, int], stages: ForwardStages) -> None:

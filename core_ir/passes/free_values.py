@@ -2,7 +2,8 @@
 
 A free equation is copied into each stage that uses it when computing it again costs less than a message with its
 results. Copies never depend on both parameters and the batch (as the body of stage 0 does), nor on state. A marker
-over a copy, or over a parameter or a batch leaf itself, does not cut: each stage has the value anyway.
+over a copy, or over a parameter or a batch leaf itself, does not cut, since each stage has the value anyway; but what
+reads it there, and is no copy, stands behind it.
 """
 
 from collections import Counter
@@ -24,9 +25,11 @@ _FLAGS = {"param": PARAM, "batch": BATCH, "rng_key": BATCH}
 @dataclass
 class FreeValues:
     """flags: PARAM, BATCH and STATE (a buffer that changes), as each free value depends on them.
-    copies: the free equations, and their results, that may be computed anywhere."""
+    copies: the free equations, and their results, that may be computed anywhere.
+    floors: the first stage that may compute an equation, by the markers over copies that its operands passed."""
 
     flags: dict[Value, int] = field(default_factory=dict)
+    floors: dict[Eqn, int] = field(default_factory=dict)
     copies: set[Eqn | Value] = field(default_factory=set)
 
     def is_constant(self, value: Value) -> bool:
@@ -57,18 +60,24 @@ def find_free_values(joint: Joint) -> tuple[Joint, FreeValues]:
     for value, port in joint.inputs.items():
         found.flags[value] = STATE if value in state else _FLAGS.get(port.role, 0)
     same: dict[Value, Value] = {}
+    floor: dict[Value, int] = {}
     forward: list[Eqn] = []
     passed_params: Counter[tuple[int, object]] = Counter()
     for original in joint.forward:
         eqn = original.with_operands([same.get(o, o) for o in original.operands])
+        lowest = max((floor.get(o, 0) for o in original.operands), default=0)
         if eqn.op is boundary:
             (value,) = eqn.operands
             if value in found.copies or (value in joint.inputs and value not in state):
                 same[eqn.result] = value
+                floor[eqn.result] = max(lowest, eqn.attrs["index"] + 1)
                 passed_params[eqn.attrs["index"], value.type] += found.flags[value] == PARAM
                 continue
-        elif all(o in found.flags for o in eqn.operands):
-            _take_in(eqn, joint, found)
+        else:
+            floor.update(dict.fromkeys(eqn.results, lowest))
+            if all(o in found.flags for o in eqn.operands):
+                _take_in(eqn, lowest, joint, found)
+            found.floors[eqn] = lowest if eqn not in found.copies else 0
         forward.append(eqn)
 
     backward: list[Eqn] = []
@@ -89,19 +98,22 @@ def find_free_values(joint: Joint) -> tuple[Joint, FreeValues]:
     )
 
 
-def _take_in(eqn: Eqn, joint: Joint, found: FreeValues) -> None:
+def _take_in(eqn: Eqn, floor: int, joint: Joint, found: FreeValues) -> None:
     depends = 0
     for operand in eqn.operands:
         depends |= found.flags[operand]
-    found.flags.update(dict.fromkeys(eqn.results, depends))
     movable = not depends & STATE and depends & (PARAM | BATCH) != PARAM | BATCH
     reachable = all(o in found.copies or o in joint.inputs for o in eqn.operands)
-    if movable and reachable and is_cheap(eqn):
+    is_copy = movable and reachable and is_cheap(eqn)
+    if is_copy:
         found.copies.update((eqn, *eqn.results))
+    if is_copy or not floor:
+        found.flags.update(dict.fromkeys(eqn.results, depends))
 
 
 def only_param(joint: Joint) -> dict[Eqn, str]:
-    """For each equation of the backward, the parameter to whose gradient alone it leads; "" where to several."""
+    """For each equation of the backward, the parameter to whose gradient alone it leads; "" where to several, and
+    where a marker is on the way."""
     leads_to: dict[Value, str] = {}
 
     def lead(value: Value, name: str) -> None:
@@ -114,5 +126,5 @@ def only_param(joint: Joint) -> dict[Eqn, str]:
         names = {leads_to[r] for r in eqn.results if r in leads_to}
         found[eqn] = names.pop() if len(names) == 1 else ""
         for operand in eqn.operands:
-            lead(operand, found[eqn])
+            lead(operand, "" if eqn.op is boundary else found[eqn])
     return found

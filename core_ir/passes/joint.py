@@ -52,7 +52,7 @@ def take_apart(graph: Graph, num_stages: int) -> Joint:
     gradients = _gradients(inputs, eqns)
 
     wanted = {value for port, value in outputs if port.role in _FORWARD_ROLES}
-    untouched = [e for e in eqns if not any(r in gradients for r in e.results)]
+    untouched = [e for e in eqns if not any(o in gradients for o in e.operands)]
     for port, value in outputs:
         if port.role in _FORWARD_ROLES and value in gradients:
             raise PartitionError(f"output {port} depends on the cotangent of the loss")
