@@ -53,7 +53,8 @@ class JaxArrays:
 
     def add(self, total: jax.Array, part: jax.Array) -> jax.Array:
         """total + part; `total` is donated."""
-        return self._add(total, part)
+        added: jax.Array = self._add(total, part)
+        return added
 
     def move(self, array: Any, stage: int) -> jax.Array:
         """The array on the stage's device; itself when it is there."""
@@ -64,7 +65,8 @@ class JaxArrays:
         return jnp.stack(list(parts))
 
     def _put(self, array: Any, stage: int) -> jax.Array:
-        return jax.device_put(array, self._devices[stage])
+        placed: jax.Array = jax.device_put(array, self._devices[stage])
+        return placed
 
 
 class MpmdEngine:
@@ -120,7 +122,7 @@ class MpmdEngine:
         samples = []
         for stage in self.stages:
             started = time.perf_counter()
-            jax.block_until_ready(self.arrays.move(first, stage))
+            self.arrays.move(first, stage).block_until_ready()
             samples.append(time.perf_counter() - started)
         return statistics.median(samples)
 

@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _get_default_store
+from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from plait.core_ir.errors import ExecutionError, PlaitError, UsageError
 
@@ -34,7 +34,7 @@ class Group:
         self._group: dist.ProcessGroup | None = dist.new_group(group_desc=NAME)
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
-        self._store = dist.PrefixStore(f"{NAME}:{next(_numbers)}", _get_default_store())
+        self._store = PrefixStore(f"{NAME}:{next(_numbers)}", _get_default_store())
 
     @property
     def is_open(self) -> bool:
