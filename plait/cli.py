@@ -97,7 +97,7 @@ def compare(
     """Run a model through frontends, backends, engines and schedules, and compare them in one table.
 
     Options that say so take lists by comma: --frontend torch,flax. Every engine runs in processes of its own, which
-    this command starts, one thread a rank.
+    this command starts, one thread a rank. Exit code 1 where a row does not agree with the unpipelined framework.
     """
     request = Request(
         model=model,
@@ -232,6 +232,7 @@ def _run(request: Request, json: Path | None, timeout: float) -> None:
     _show(results)
     if json is not None:
         results.write_json(json)
+    results.check()
 
 
 def _show(results: Results) -> None:

@@ -11,6 +11,7 @@ from plait.compare.job import Job
 from plait.compare.launch import run_job
 from plait.compare.measure import merge
 from plait.compare.report import Display
+from plait.core_ir.errors import ExecutionError
 
 
 @dataclass
@@ -25,6 +26,20 @@ class Results:
         path.parent.mkdir(parents=True, exist_ok=True)
         content = _finite({"rows": self.rows, "training": self.training})
         path.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+    def check(self) -> None:
+        """Raise ExecutionError, naming the rows, where one is out of tolerance."""
+        wrong = [
+            f"{row['frontend']} on {row['backend']} {row['engine']}, {row['schedule']}: loss error "
+            f"{row['loss_error']:.1e} (at most {row['tolerance']['loss']:.0e}), gradient error "
+            f"{row['max_grad_error']:.1e} (at most {row['tolerance']['grads']:.0e})"
+            for row in self.rows
+            if not row["within_tolerance"]
+        ]
+        if wrong:
+            raise ExecutionError(
+                "\n  ".join(["these rows do not agree with the unpipelined framework:", *wrong])
+            )
 
 
 def run_jobs(jobs: Sequence[Job], display: Display, *, timeout: float) -> Results:

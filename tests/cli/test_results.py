@@ -12,7 +12,7 @@ from rich.console import Console
 from plait.compare.measure import merge
 from plait.compare.report import Display, rows_table, training_table
 from plait.compare.run import Results
-from plait.core_ir.errors import UsageError
+from plait.core_ir.errors import ExecutionError, UsageError
 
 ROW: dict[str, Any] = {
     "model": "mlp",
@@ -56,6 +56,7 @@ def test_merge_takes_the_worst_of_errors_and_memory_and_the_times_of_rank_0() ->
     assert row["step_seconds"] == ROW["step_seconds"]
     assert row["loss"] == 0.5
     assert row["within_tolerance"] is True
+    Results([row]).check()
     assert "checked" not in row
 
 
@@ -68,6 +69,10 @@ def test_gradient_that_no_rank_checked_is_an_error() -> None:
 def test_row_out_of_tolerance_says_so(error: float) -> None:
     row = merge([{**ROW, "checked": ["a", "b"], "max_grad_error": error}])
     assert row["within_tolerance"] is False
+    with pytest.raises(
+        ExecutionError, match=r"torch on torch distributed, 1f1b: .* \(at most 1e-05"
+    ):
+        Results([row]).check()
 
 
 def test_json_holds_rows_and_trainings_and_no_number_that_json_lacks(tmp_path: Path) -> None:
