@@ -170,9 +170,11 @@ def _fakes(node: fx.Node) -> Sequence[Any]:
     return fakes
 
 
-def _constant(b: Builder, node: fx.Node) -> Value:
-    """A tensor the model holds neither as a parameter nor as a buffer."""
+def _constant(b: Builder, node: fx.Node) -> Any:
+    """A tensor the model holds neither as a parameter nor as a buffer; a graph, for an op that takes functions."""
     tensor = getattr(node.graph.owning_module, str(node.target))
+    if not isinstance(tensor, torch.Tensor):
+        return tensor
     if tensor.requires_grad:
         raise CaptureError(
             f"{b.source}: a tensor of shape {list(tensor.shape)} needs a gradient but is not a parameter of the model; "

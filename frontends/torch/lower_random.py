@@ -11,18 +11,31 @@ from plait.core_ir.ops import elementwise as ew
 from plait.core_ir.ops import random as rnd
 from plait.core_ir.ops import reduce as rd
 from plait.core_ir.ops import shape as sh
-from plait.core_ir.types import DType, TensorType, bf16, bool_, f16, f32, f64, i64, u16, u32, u64
+from plait.core_ir.types import (
+    DType,
+    TensorType,
+    bf16,
+    bool_,
+    f16,
+    f32,
+    f64,
+    i64,
+    u8,
+    u16,
+    u32,
+    u64,
+)
 from plait.frontends.torch.rules import Operand, Result, Rules, Site
 
 aten = torch.ops.aten
 
-_BITS: dict[DType, tuple[DType, int, int]] = {
-    f16: (u16, 10, 0x3C00),
-    bf16: (u16, 7, 0x3F80),
-    f32: (u32, 23, 0x3F800000),
-    f64: (u64, 52, 0x3FF0000000000000),
+_BITS: dict[DType, tuple[DType, DType, int, int]] = {
+    f16: (u16, u16, 10, 0x3C00),
+    bf16: (u8, u16, 7, 0x3F80),
+    f32: (u32, u32, 23, 0x3F800000),
+    f64: (u64, u64, 52, 0x3FF0000000000000),
 }
-"""Of a float: the unsigned type of its width, the bits of its mantissa, and the bits of 1.0."""
+"""Of a float: the bits drawn, the unsigned type of its width, the bits of its mantissa, and the bits of 1.0."""
 
 _LOWEST = {f16: -0.99951171875, bf16: -0.99609375, f32: -0.99999994, f64: -0.9999999999999999}
 """The float next to -1."""
@@ -30,9 +43,9 @@ _LOWEST = {f16: -0.99951171875, bf16: -0.99609375, f32: -0.99999994, f64: -0.999
 
 def unit_uniform(s: Site, key: Value, type: TensorType) -> Value:
     """[0, 1): random bits as the mantissa of a number in [1, 2), minus 1."""
-    unsigned, mantissa, one = _BITS[type.dtype]
-    bits = s(rnd.random_bits, key, shape=type.shape, dtype=unsigned)
-    shift = s.b.full(bits.type, unsigned.itemsize * 8 - mantissa)
+    drawn, unsigned, mantissa, one = _BITS[type.dtype]
+    bits = s.b.convert(s(rnd.random_bits, key, shape=type.shape, dtype=drawn), unsigned)
+    shift = s.b.full(bits.type, drawn.itemsize * 8 - mantissa)
     bits = s(ew.or_, s(ew.shift_right_logical, bits, shift), s.b.full(bits.type, one))
     return s.sub(s(ew.bitcast, bits, dtype=type.dtype), 1)
 
