@@ -8,6 +8,7 @@ from plait.core_ir.errors import CaptureError
 from plait.core_ir.graph import Value
 from plait.core_ir.ops import control as ops
 from plait.frontends.jax.jaxpr import closed
+from plait.frontends.jax.lower_extern import extern
 from plait.frontends.jax.lower_unroll import unroll_scan
 from plait.frontends.jax.marks import BOUNDARY, COTANGENT, TANGENT
 from plait.frontends.jax.site import Rule, Site
@@ -114,6 +115,12 @@ def _cotangent(b: Builder, site: Site, *operands: Value) -> Sequence[Value]:
     return b.emit(ops.boundary, *operands, index=index, backward=True)
 
 
+def _device_put(b: Builder, site: Site, *operands: Value) -> Sequence[Value]:
+    if any(device is not None for device in site.params["devices"]):
+        return extern(b, site, *operands)
+    return operands
+
+
 def _identities(b: Builder, site: Site, *operands: Value) -> Sequence[Value]:
     return operands
 
@@ -130,6 +137,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "while": _while,
         "scan": _scan,
         "optimization_barrier": _barrier,
+        "device_put": _device_put,
         BOUNDARY: _boundary,
         TANGENT: _identities,
         COTANGENT: _cotangent,

@@ -4,11 +4,13 @@ import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
+import numpy as np
+
 from plait.core_ir.build import Builder
 from plait.core_ir.graph import Value
 from plait.core_ir.op import Op
 from plait.core_ir.ops import elementwise as ops
-from plait.core_ir.types import bool_
+from plait.core_ir.types import DTYPES, bool_
 from plait.frontends.jax.site import Rule, Site, key_rank, key_word, plain, spread
 
 
@@ -82,6 +84,28 @@ def _eq(direction: str) -> Rule:
         return b(ops.and_ if direction == "eq" else ops.or_, *halves)
 
     return rule
+
+
+def _total_order(direction: str) -> Rule:
+    """Comparison in the total order of floats: -NaN, -inf, ..., -0, +0, ..., inf, NaN."""
+
+    def rule(b: Builder, site: Site, x: Value, y: Value) -> Value:
+        x, y = (_ordered_bits(b, spread(b, v, site.result.shape)) for v in (x, y))
+        return b(ops.compare, x, y, direction=direction)
+
+    return rule
+
+
+def _ordered_bits(b: Builder, x: Value) -> Value:
+    """Signed integers in the total order of floats; other types as they are."""
+    dtype = x.type.dtype
+    if dtype.kind != "float":
+        return x
+    signed = DTYPES[f"i{8 * dtype.itemsize}"]
+    bits = b(ops.bitcast, x, dtype=signed)
+    sign = b(ops.shift_right_arithmetic, bits, b.full(bits.type, 8 * dtype.itemsize - 1))
+    flipped = b(ops.and_, sign, b.full(bits.type, int(np.iinfo(f"i{dtype.itemsize}").max)))
+    return b(ops.xor, bits, flipped)
 
 
 def _select_n(b: Builder, site: Site, which: Value, *cases: Value) -> Value:
@@ -192,6 +216,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         **{name: plain(op) for name, op in _PLAIN.items()},
         **{name: _compare(name) for name in ("lt", "le", "gt", "ge")},
         **{name: _eq(name) for name in ("eq", "ne")},
+        **{f"{name}_to": _total_order(name) for name in ("eq", "lt", "le")},
         "max": _or_logical(ops.max_, ops.or_),
         "min": _or_logical(ops.min_, ops.and_),
         "rem": plain(ops.rem, sign="dividend"),

@@ -20,7 +20,16 @@ _REFUSED = {
     "sharding_constraint": "a sharding annotation",
     "mesh_cast": "a sharding annotation",
     "reshard": "a sharding annotation",
+    "device_put": "a placement on a device",
     "shard_map": "a computation over a mesh",
+    "psum": "a collective",
+    "pmax": "a collective",
+    "pmin": "a collective",
+    "all_gather": "a collective",
+    "all_to_all": "a collective",
+    "reduce_scatter": "a collective",
+    "ppermute": "a collective",
+    "axis_index": "a position on a mesh",
 }
 
 

@@ -1,6 +1,6 @@
 """Lowering rules: reductions, cumulative primitives, windows, sorting."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from plait.core_ir.build import Builder
@@ -9,6 +9,7 @@ from plait.core_ir.op import Op
 from plait.core_ir.ops import elementwise
 from plait.core_ir.ops import reduce as ops
 from plait.core_ir.types import bool_, dtype_of
+from plait.frontends.jax.lower_extern import extern
 from plait.frontends.jax.site import Rule, Site, ints, pairs
 
 
@@ -18,6 +19,18 @@ def _reduction(op: Op, logical: Op | None = None) -> Rule:
     def rule(b: Builder, site: Site, x: Value) -> Value:
         chosen = logical if logical is not None and x.type.dtype == bool_ else op
         return b(chosen, x, dims=ints(site.params["axes"]))
+
+    return rule
+
+
+def _over_mapped(op: Op) -> Rule:
+    """A reduction over axes of `vmap`, which are dims by now; over a mesh axis it is a collective."""
+
+    def rule(b: Builder, site: Site, *xs: Value) -> Sequence[Value]:
+        axes = site.params["axes"]
+        if site.params["axis_index_groups"] is not None or any(isinstance(a, str) for a in axes):
+            return extern(b, site, *xs)
+        return [b(op, x, dims=ints(axes)) if axes else x for x in xs]
 
     return rule
 
@@ -88,6 +101,9 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "reduce_min": _reduction(ops.reduce_min, ops.reduce_and),
         "reduce_and": _reduction(ops.reduce_and),
         "reduce_or": _reduction(ops.reduce_or),
+        "psum": _over_mapped(ops.reduce_sum),
+        "pmax": _over_mapped(ops.reduce_max),
+        "pmin": _over_mapped(ops.reduce_min),
         "argmax": _arg(ops.argmax),
         "argmin": _arg(ops.argmin),
         "cumsum": _cumulative(ops.cumsum),

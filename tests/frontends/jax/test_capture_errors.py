@@ -184,3 +184,10 @@ def test_a_computation_over_a_mesh_is_refused() -> None:
         return jnp.sum(mapped(x) @ w)
 
     refused(loss, "a computation over a mesh")
+
+
+def test_a_placement_inside_the_loss_is_refused() -> None:
+    refused(
+        lambda w, x: jnp.sum(jax.device_put(x, jax.devices()[0]) @ w),
+        "device_put, a placement on a device",
+    )

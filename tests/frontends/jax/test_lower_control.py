@@ -130,6 +130,7 @@ CASES = [
         ),
         (np.tril(W) + 4 * np.eye(3, dtype="f4"), X[0]),
     ),
+    Case("device_put", "anywhere", jax.device_put, (X,)),
     Case(BOUNDARY, "tree", lambda x, w: stage_boundary({"a": x, "b": (w, 3)}), (X, W)),
     Case(COTANGENT, "gradient", jax.grad(total(lambda x, w: stage_boundary(x @ w)), 1), (X, W)),
     Case(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
+from jax.extend.core.primitives import eq_to_p, le_to_p, lt_to_p
 from jax_checks import Case, check, random
 
 from plait.frontends.jax.lower_elementwise import RULES
@@ -144,6 +145,11 @@ CASES = [
     *binary({"nextafter": lax.nextafter}, "f4", "f8"),
     *binary({"div": lax.div, "rem": lax.rem}, *FLOATS, *INTS),
     *binary(COMPARE, *FLOATS, *INTS, "bool"),
+    *(
+        Case(f"{name}_to", np.dtype(d).name, primitive.bind, pairs(d))
+        for name, primitive in {"eq": eq_to_p, "lt": lt_to_p, "le": le_to_p}.items()
+        for d in (*FLOATS, "i4")
+    ),
     *binary(LOGICAL, *INTS, "bool"),
     *binary({"complex": lax.complex}, "f4", "f8"),
     *(

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -124,6 +125,16 @@ CASES = [
             (random((2, 4)), random((2, 4), low=0.5)),
         )
         for p, f in CUMULATIVE.items()
+    ),
+    *(
+        Case(p, "mapped", jax.vmap(lambda x, f=f: f(x, "rows"), axis_name="rows"), (X,))
+        for p, f in {"psum": lax.psum, "pmax": lax.pmax, "pmin": lax.pmin}.items()
+    ),
+    Case(
+        "psum",
+        "mean-gradient",
+        jax.grad(lambda x: jax.vmap(lambda x: lax.pmean(x**2, "rows"), axis_name="rows")(x).sum()),
+        (X,),
     ),
     *(
         Case(
