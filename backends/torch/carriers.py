@@ -32,26 +32,31 @@ def carrier(dtype: DType) -> torch.dtype:
     return _CARRIERS.get(dtype) or torch_dtype(dtype)
 
 
+def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x in another dtype; x itself, untraced, when it has it."""
+    return x if x.dtype == dtype else x.to(dtype)
+
+
 def enter(x: Tensor, dtype: DType) -> Tensor:
     """The carrier of a port."""
-    return x.to(carrier(dtype))
+    return cast(x, carrier(dtype))
 
 
 def leave(x: Tensor, dtype: DType) -> Tensor:
     """The port of a carrier."""
-    return x.to(torch_dtype(dtype))
+    return cast(x, torch_dtype(dtype))
 
 
 def wrap(x: Tensor, dtype: DType) -> Tensor:
     """The carrier of a result: integers modulo their width, floats rounded to their bits."""
     if dtype in _MASKS:
-        return x.to(carrier(dtype)) & _MASKS[dtype]
+        return cast(x, carrier(dtype)) & _MASKS[dtype]
     if dtype == f8e5m2:
         return x.to(torch.float8_e5m2).to(torch.float32)
     if dtype == f8e4m3fn:  # torch saturates where the format, having no infinity, says NaN
-        x = x.to(torch.float32)
+        x = cast(x, torch.float32)
         return torch.where(x.abs() <= 464, x.to(torch.float8_e4m3fn).to(torch.float32), math.nan)
-    return x.to(carrier(dtype))
+    return cast(x, carrier(dtype))
 
 
 def ordered(x: Tensor, dtype: DType) -> Tensor:
@@ -68,7 +73,7 @@ def is_narrow(dtype: DType) -> bool:
 
 def widen(x: Tensor, dtype: DType) -> Tensor:
     """x in f32 where its dtype is narrow."""
-    return x.to(torch.float32) if is_narrow(dtype) else x
+    return cast(x, torch.float32) if is_narrow(dtype) else x
 
 
 def to_bits(x: Tensor, dtype: DType) -> Tensor:

@@ -19,6 +19,8 @@ from plait.core_ir.graph import Graph
 from plait.core_ir.passes.structure import graph_digest
 
 CODEGENS = ("inductor", "eager")
+MESSAGE_LENGTH = 2000
+"""Characters of a compiler's message that are shown; the rest stands in the error's cause."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +96,8 @@ def _compile(graph: Graph, codegen: str, device: torch.device) -> Artifact:
         raise UnsupportedError(f"task {graph.name}: {error}") from error
     except Exception as error:
         raise UnsupportedError(
-            f'task {graph.name}: Inductor cannot compile it for {device}: {error}; codegen="eager" runs it uncompiled'
+            f"task {graph.name}: Inductor cannot compile it for {device}; "
+            f'codegen="eager" runs it uncompiled: {str(error)[:MESSAGE_LENGTH]}'
         ) from error
     constants = tuple(to_torch(c.array, c.type, device) for c in traced.constants)
     return Artifact(code, constants, device, time.perf_counter() - started)

@@ -16,7 +16,7 @@ from torch import Tensor
 from plait.backends.torch.carriers import INT64_MAX, ordered, wrap
 from plait.backends.torch.constants import number_of
 from plait.backends.torch.emit_reduce import highest, lowest
-from plait.backends.torch.emit_shape import along
+from plait.backends.torch.emit_shape import along, permuted, reshaped
 from plait.backends.torch.emitter import Call, Table
 from plait.core_ir.ops import index as ops
 from plait.core_ir.types import DType, u64
@@ -101,18 +101,18 @@ def _gather(call: Call, x: Tensor, indices: Tensor) -> Tensor:
     num, rank = len(windows.batch), x.dim()
     front = windows.front
     if windows.moved:
-        taken = aten.index.Tensor(x.permute(front), windows.indices())
+        taken = aten.index.Tensor(permuted(x, front), windows.indices())
     else:
         taken = x.expand(*windows.batch, *x.shape)
     # [*batch, *sizes], its window dimensions in the order of `front`, put back into that of x.
     taken = taken.expand(*windows.batch, *(sizes[d] for d in front))
-    taken = taken.permute((*range(num), *(num + front.index(d) for d in range(rank))))
+    taken = permuted(taken, (*range(num), *(num + front.index(d) for d in range(rank))))
     if attrs["mode"] == "fill":
         fill = torch.full((), number_of(attrs["fill_value"]), dtype=x.dtype, device=x.device)
         taken = torch.where(windows.fits_elements(), taken, fill)
     dropped = {*attrs["collapsed_slice_dims"], *attrs["operand_batching_dims"]}
     kept = [sizes[d] for d in range(rank) if d not in dropped]
-    taken = taken.reshape(*windows.batch, *kept)
+    taken = reshaped(taken, (*windows.batch, *kept))
     return torch.movedim(taken, tuple(range(num, num + len(kept))), attrs["offset_dims"])
 
 
@@ -160,9 +160,9 @@ def _scatter_add(x: Tensor, updates: Tensor, windows: _Windows, drop: bool) -> T
     num, front = len(windows.batch), windows.front
     if not windows.moved:
         return x + (updates.sum(tuple(range(num)), dtype=x.dtype) if num else updates)
-    updates = updates.permute((*range(num), *(num + d for d in front)))
-    out = x.permute(front).index_put(windows.indices(), updates, accumulate=True)
-    return out.permute(np.argsort(front).tolist())
+    updates = permuted(updates, (*range(num), *(num + d for d in front)))
+    out = permuted(x, front).index_put(windows.indices(), updates, accumulate=True)
+    return permuted(out, np.argsort(front).tolist())
 
 
 def _positions(windows: _Windows) -> Tensor:
@@ -196,12 +196,12 @@ def _scatter_set(x: Tensor, updates: Tensor, windows: _Windows, drop: bool) -> T
 def _set_one(x: Tensor, updates: Tensor, windows: _Windows, drop: bool) -> Tensor:
     """A single window: no element is written twice."""
     num, front, indices = len(windows.batch), windows.front, windows.indices()
-    updates = updates.permute((*range(num), *(num + d for d in front)))
-    x = x.permute(front)
+    updates = permuted(updates, (*range(num), *(num + d for d in front)))
+    x = permuted(x, front)
     if drop:
         fits = windows.fits_elements().reshape((1,) * updates.dim())
         updates = torch.where(fits, updates, aten.index.Tensor(x, indices))
-    return x.index_put(indices, updates).permute(np.argsort(front).tolist())
+    return permuted(x.index_put(indices, updates), np.argsort(front).tolist())
 
 
 EMITTERS: Table = {ops.gather: _gather, ops.scatter: _scatter}

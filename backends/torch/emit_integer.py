@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from plait.backends.torch.carriers import INT64_MAX, ordered, wrap
+from plait.backends.torch.carriers import INT64_MAX, ordered, widen, wrap
 from plait.backends.torch.emitter import Call, Table, moves
 from plait.core_ir.ops import elementwise as ops
 from plait.core_ir.types import DType, u64
@@ -50,9 +50,9 @@ def _int_div(call: Call, x: Tensor, y: Tensor) -> Tensor:
 
 def _rem(call: Call, x: Tensor, y: Tensor) -> Tensor:
     dtype = call.dtype
-    function = torch.fmod if call.attrs["sign"] == "dividend" else torch.remainder
     if dtype.kind == "float":
-        return wrap(function(x, y), dtype)
+        return wrap(_float_rem(widen(x, dtype), widen(y, dtype), call.attrs["sign"]), dtype)
+    function = torch.fmod if call.attrs["sign"] == "dividend" else torch.remainder
     by_zero = y == 0
     if dtype == u64:
         _, rest = _divmod_u64(x, torch.where(by_zero, 1, y))
@@ -60,6 +60,14 @@ def _rem(call: Call, x: Tensor, y: Tensor) -> Tensor:
     unsafe = by_zero | (y == -1) if dtype.kind == "signed" else by_zero
     rest = function(x, torch.where(unsafe, 1, y))  # the remainder by -1 is 0, as that by 1
     return torch.where(by_zero, x, rest)
+
+
+def _float_rem(x: Tensor, y: Tensor, sign: str) -> Tensor:
+    """fmod is exact; torch.remainder, as Inductor computes it, is not, and NaN for an infinite y."""
+    rest = torch.fmod(x, y)
+    if sign == "dividend":
+        return rest
+    return torch.where((rest != 0) & ((rest < 0) != (y < 0)), rest + y, rest)
 
 
 def _pow(call: Call, x: Tensor, y: Tensor) -> Tensor:

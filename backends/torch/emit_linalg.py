@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from plait.backends.torch.carriers import wrap
+from plait.backends.torch.emit_shape import permuted, reshaped
 from plait.backends.torch.emitter import Call, Table
 from plait.core_ir.ops import linalg as ops
 from plait.core_ir.types import bf16, f16, f32
@@ -33,15 +34,14 @@ def _dot_general(call: Call, a: Tensor, b: Tensor) -> Tensor:
     free_b = [d for d in range(b.dim()) if d not in batch_b and d not in contract_b]
     rows, columns = math.prod(_sizes(a, free_a)), math.prod(_sizes(b, free_b))
     depth, num_batch = math.prod(_sizes(a, contract_a)), math.prod(_sizes(a, batch_a))
-    left = a.permute((*batch_a, *free_a, *contract_a))
-    right = b.permute((*batch_b, *contract_b, *free_b))
+    left = permuted(a, (*batch_a, *free_a, *contract_a))
+    right = permuted(b, (*batch_b, *contract_b, *free_b))
     if batch_a:
-        product = _bmm(
-            left.reshape(num_batch, rows, depth), right.reshape(num_batch, depth, columns)
-        )
+        left = reshaped(left, (num_batch, rows, depth))
+        product = _bmm(left, reshaped(right, (num_batch, depth, columns)))
     else:
-        product = _mm(left.reshape(rows, depth), right.reshape(depth, columns))
-    return wrap(product, result.dtype).reshape(result.shape)
+        product = _mm(reshaped(left, (rows, depth)), reshaped(right, (depth, columns)))
+    return reshaped(wrap(product, result.dtype), result.shape)
 
 
 def _mm(a: Tensor, b: Tensor) -> Tensor:

@@ -25,7 +25,14 @@ def _constant(call: Call) -> Tensor:
 
 def _iota(call: Call) -> Tensor:
     shape, dim = call.attrs["shape"], call.attrs["dim"]
-    line = wrap(torch.arange(shape[dim], device=call.device), call.attrs["dtype"])
+    dtype = call.attrs["dtype"]
+    if (
+        dtype.kind == "float" and dtype.itemsize == 1
+    ):  # Inductor has no index of an 8-bit float type
+        line = torch.cumsum(torch.ones(shape[dim], device=call.device), 0) - 1
+    else:
+        line = torch.arange(shape[dim], device=call.device)
+    line = wrap(line, dtype)
     return line.reshape(along(dim, len(shape))).expand(shape)
 
 
@@ -34,11 +41,21 @@ def along(dim: int, rank: int) -> tuple[int, ...]:
     return tuple(-1 if d == dim else 1 for d in range(rank))
 
 
+def reshaped(x: Tensor, shape: Sequence[int]) -> Tensor:
+    """x in another shape; x itself, untraced, when it has it."""
+    return x if tuple(x.shape) == tuple(shape) else x.reshape(tuple(shape))
+
+
+def permuted(x: Tensor, dims: Sequence[int]) -> Tensor:
+    """x with its dimensions in another order; x itself, untraced, when they stand so."""
+    return x if tuple(dims) == tuple(range(len(dims))) else x.permute(tuple(dims))
+
+
 def _broadcast(x: Tensor, shape: Sequence[int], dims: Sequence[int]) -> Tensor:
     sizes = [1] * len(shape)
     for size, dim in zip(x.shape, dims, strict=True):
         sizes[dim] = size
-    return x.reshape(sizes).expand(shape)
+    return reshaped(x, sizes).expand(tuple(shape))
 
 
 def _slice(x: Tensor, start: Sequence[int], limit: Sequence[int], strides: Sequence[int]) -> Tensor:
@@ -110,15 +127,15 @@ def _dynamic_update_slice(x: Tensor, update: Tensor, *starts: Tensor) -> Tensor:
         line = torch.arange(window, device=x.device) + _start(starts[dim], x.shape[dim], window)
         places.append(line.reshape(along(order, len(moved))))
     front = [*moved, *(d for d in range(rank) if d not in moved)]
-    back = np.argsort(front).tolist()
-    return x.permute(front).index_put(tuple(places), update.permute(front)).permute(back)
+    back: list[int] = np.argsort(front).tolist()
+    return permuted(permuted(x, front).index_put(tuple(places), permuted(update, front)), back)
 
 
 EMITTERS: Table = {
     ops.constant: _constant,
     ops.iota: _iota,
-    ops.reshape: moves(lambda x, shape: x.reshape(shape)),
-    ops.transpose: moves(lambda x, permutation: x.permute(permutation)),
+    ops.reshape: moves(reshaped),
+    ops.transpose: moves(lambda x, permutation: permuted(x, permutation)),
     ops.broadcast: moves(_broadcast),
     ops.slice_: moves(_slice),
     ops.pad: _pad,
