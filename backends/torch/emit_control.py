@@ -19,8 +19,9 @@ from plait.backends.torch.storage import copied, separate
 from plait.core_ir.graph import Graph
 from plait.core_ir.ops import control as ops
 
-UNROLLED_EQUATIONS = 256
-"""A scan is unrolled up to this many equations; beyond, code grows faster than it runs."""
+UNROLLED_STEPS, UNROLLED_EQUATIONS = 16, 256
+"""A scan is unrolled up to so many steps, or equations over all steps: compilers see through it then. Beyond, the time
+to compile grows, and a loop costs little beside its body."""
 
 
 class _Body:
@@ -49,7 +50,7 @@ def _scan(call: Call, *operands: Tensor) -> Sequence[Tensor]:
     carry, xs = rest[:num_carry], rest[num_carry:]
     if length == 0:
         return (*carry, *(call.empty(v.type) for v in call.eqn.results[num_carry:]))
-    if length == 1 or length * len(body.eqns) <= UNROLLED_EQUATIONS:
+    if length <= UNROLLED_STEPS or length * len(body.eqns) <= UNROLLED_EQUATIONS:
         return _unrolled(call, body, consts, carry, xs)
     if attrs["reverse"]:
         xs = tuple(torch.flip(x, (0,)) for x in xs)

@@ -29,17 +29,17 @@ def _counter() -> Graph:
 
 
 def _mapper() -> Graph:
-    """(scale, x) -> (x * scale, x): a map, with no carry."""
+    """(scale, x) -> (x * scale, x + [1, 2, 3]): a map, with no carry and a constant."""
     b = Builder("mapper")
     scale, x = b.input(type_("f32")), b.input(VEC)
     b.output(b(OPS["mul"], x, b.expand(scale, (3,))))
-    b.output(x)
+    b.output(b(OPS["add"], x, b.literal([1.0, 2.0, 3.0], named("f32"))))
     return b.build()
 
 
 def _scans() -> OpCase:
     calls = []
-    for length in (0, 1, 4, 40):
+    for length in (0, 1, 4, 140):
         for reverse in (False, True):
             cell = dict(num_consts=1, num_carry=1, length=length, reverse=reverse)
             w, start, xs = (
