@@ -7,7 +7,7 @@ tensors, and whether autograd runs a backward. All else in this folder sees `Joi
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 from unittest import mock
 
@@ -23,6 +23,7 @@ from torch._functorch._aot_autograd.descriptors import (
     TangentAOTInput,
 )
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -119,10 +120,11 @@ class Recorder:
         """Complete the metadata of a node just made."""
         source = calling_source(self._module_path(), export_joint.__code__)
         sequence = node.meta.get("seq_nr", -1)
-        if source is UNKNOWN:  # made by autograd: it has the number of the forward op
-            source = self._by_sequence.get(sequence, UNKNOWN)
-        elif not in_backward():
+        if not in_backward():
             self._by_sequence.setdefault(sequence, source)
+        elif not source.module:  # made by autograd: it has the number of the forward op
+            forward = self._by_sequence.get(sequence, UNKNOWN)
+            source = forward if source is UNKNOWN else replace(source, module=forward.module)
         node.meta[SOURCE] = source
         if _is_random(node.target):
             node.meta[RANDOM] = self._next_random
@@ -179,6 +181,10 @@ def export_joint(
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.compiler._compile_session_context())
+            stack.enter_context(
+                torch.compiler.set_stance("force_eager")
+            )  # the user's torch.compile
+            stack.enter_context(mock.patch.object(HigherOrderOperator, "__call__", _refuse))
             stack.enter_context(recorder.recording())
             joint = aot_export_joint_with_descriptors(stack, module, tuple(args))
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
@@ -188,6 +194,13 @@ def export_joint(
             "one graph; use an op with a fixed shape (torch.where, masked_fill, topk, a padded length), or keep the "
             "number as a tensor"
         ) from error
+    except RuntimeError as error:
+        if "use_reentrant=True" not in str(error):
+            raise
+        raise CaptureError(
+            "torch.utils.checkpoint with use_reentrant=True runs a backward of its own inside the backward, which "
+            "cannot be captured; pass use_reentrant=False"
+        ) from error
     module_ = joint.graph_module
     (output,) = (n for n in module_.graph.nodes if n.op == "output")
     inputs = tuple(
@@ -196,6 +209,19 @@ def export_joint(
     returned = zip(output.meta["desc"], output.args[0], strict=True)
     outputs = tuple(None if node is None else _output_slot(desc) for desc, node in returned)
     return JointGraph(module_, inputs, outputs)
+
+
+def _refuse(op: HigherOrderOperator, *args: Any, **kwargs: Any) -> Any:
+    """In place of an op over functions, such as cond, and of the wrapper that makes an op functional."""
+    where, name = calling_source(), str(op)
+    if name.startswith("auto_functionalized"):
+        raise CaptureError(
+            f"{where}: {args[0]} changes its arguments; a captured program is functional: return new tensors instead"
+        )
+    raise CaptureError(
+        f"{where}: {name} takes functions as arguments, which is not captured; write it in plain operations "
+        "(torch.where in place of cond), or as a custom op (torch.library.custom_op with register_autograd)"
+    )
 
 
 def _changed(param: str) -> CaptureError:

@@ -18,7 +18,7 @@ from plait.core_ir.ops import control
 from plait.frontends.torch.rules import Result, Site
 
 
-def extern(s: Site, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Result:
+def extern(s: Site, target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Result:
     """The call of an op as one equation; CaptureError for what cannot stand in a pure program."""
     _check(s, target)
     operands: list[Value] = []
@@ -34,13 +34,8 @@ def extern(s: Site, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
     return [None if t is None else next(values) for t in s.types]
 
 
-def _check(s: Site, target: Any) -> None:
+def _check(s: Site, target: OpOverload) -> None:
     where = s.b.source
-    if not isinstance(target, OpOverload):
-        raise CaptureError(
-            f"{where}: {target} takes functions as arguments; write it in plain operations, or as a custom op "
-            "(torch.library.custom_op with register_fake and register_autograd)"
-        )
     if target._schema.is_mutable:
         raise CaptureError(
             f"{where}: {target} changes its arguments; a captured program is functional: return the new tensors"

@@ -9,10 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
+from torch.utils.hooks import RemovableHandle
 
 from plait.core_ir.graph import UNKNOWN, Source
 
@@ -24,7 +21,7 @@ class ModuleStack:
     """Follows which module of a model runs: `path` is its name, "" outside all of them."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._names = {id(module): name for name, module in model.named_modules()}
+        self._modules = tuple(model.named_modules())
         self._stack: list[str] = []
 
     @property
@@ -35,24 +32,28 @@ class ModuleStack:
     @contextmanager
     def following(self) -> Iterator[None]:
         """Modules that run inside are followed."""
-
-        def enter(module: nn.Module, args: Any) -> None:
-            self._stack.append(self._names.get(id(module), self.path))
-
-        def leave(module: nn.Module, args: Any, result: Any) -> None:
-            if self._stack:  # a hook of an outer module that raised leaves nothing behind
-                self._stack.pop()
-
-        handles = (
-            register_module_forward_pre_hook(enter),
-            register_module_forward_hook(leave, always_call=True),
-        )
+        handles = [
+            handle for name, module in self._modules for handle in self._follow(name, module)
+        ]
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
             self._stack.clear()
+
+    def _follow(self, name: str, module: nn.Module) -> tuple[RemovableHandle, RemovableHandle]:
+        def enter(module: nn.Module, args: Any) -> None:
+            self._stack.append(name)
+
+        def leave(module: nn.Module, args: Any, result: Any) -> None:
+            if self._stack:  # an earlier hook that raised left nothing behind
+                self._stack.pop()
+
+        return (
+            module.register_forward_pre_hook(enter, prepend=True),
+            module.register_forward_hook(leave, always_call=True),
+        )
 
 
 def calling_source(module: str = "", stop: CodeType | None = None) -> Source:

@@ -376,6 +376,24 @@ def test_a_traceable_autograd_function_is_traced(run):
     same_as_autograd(run, captured, model, loss_fn, batch)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")
+def test_the_users_torch_compile_is_looked_through(run):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.double = nn.Linear(3, 3), torch.compile(lambda x: 2 * x)
+
+        def forward(self, x):
+            return self.double(self.linear(x))
+
+    captured = caught(lambda m, x: m(x).sum(), torch.compile(Model()), torch.ones(2, 3))
+    assert [leaf.name for leaf in captured.leaves] == [
+        "_orig_mod.linear.weight",
+        "_orig_mod.linear.bias",
+    ]
+    assert "dot_general" in {e.op.name for e in captured.graph.eqns}
+
+
 def test_constants_that_the_model_holds_as_plain_attributes(run):
     class Model(nn.Module):
         def __init__(self):
@@ -449,6 +467,20 @@ def test_options_of_jax_models():
     for option in ("state", "trainable"):
         with pytest.raises(UsageError, match=f"{option}= is for JAX models"):
             caught(small_loss, Small(), small_batch(), **{option: {}})
+
+
+@pytest.mark.filterwarnings("ignore:Error detected in CheckpointFunctionBackward")
+def test_reentrant_checkpoints():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
+
+        def forward(self, x):
+            return torch.utils.checkpoint.checkpoint(self.b, self.a(x), use_reentrant=True)
+
+    with pytest.raises(CaptureError, match="pass use_reentrant=False"):
+        caught(lambda m, x: m(x).sum(), Model(), torch.ones(2, 3))
 
 
 def test_tensor_hooks_on_parameters():
