@@ -30,28 +30,48 @@ def join_input_part(
     the values that I makes. is_free: whether holding a value costs nothing.
     """
     constants = _constants(rest)
-    clusters = _clusters([eqn for eqn in rest if eqn not in constants])
+    free_values = {r for eqn in constants for r in eqn.results}
     uses = Counter(o for eqn in rest for o in set(eqn.operands))
     given = set(outputs)
+
+    def spares_bytes(cluster: _Cluster) -> bool:
+        held = sum(
+            price(o, producers, is_free)
+            for o, n in cluster.uses.items()
+            if uses[o] == n and o not in cluster.made | given | free_values
+        )
+        return held > sum(r.type.num_bytes for r in cluster.made if uses[r] > cluster.uses[r])
+
+    clusters = [_Cluster(eqns) for eqns in _clusters([eqn for eqn in rest if eqn not in constants])]
+    readers: dict[Value, list[_Cluster]] = {}
+    for cluster in clusters:
+        for operand in cluster.uses:
+            readers.setdefault(operand, []).append(cluster)
     joined: set[Eqn] = set()
     needed: set[Value] = set()
-    for cluster in clusters:
-        made = {r for eqn in cluster for r in eqn.results}
-        own_uses = Counter(o for eqn in cluster for o in set(eqn.operands))
-        spared = [
-            o for o, n in own_uses.items() if o not in made and uses[o] == n and o not in given
-        ]
-        handed = [r for r in made if uses[r] > own_uses[r]]
-        held = sum(price(o, producers, is_free) for o in spared)
-        if sum(r.type.num_bytes for r in handed) < held:
-            joined.update(cluster)
-            needed.update(own_uses)
-            uses.subtract(own_uses)
+    pending = dict.fromkeys(clusters)
+    while pending:
+        cluster = next(iter(pending))
+        del pending[cluster]
+        if joined.isdisjoint(cluster.eqns) and spares_bytes(cluster):
+            joined.update(cluster.eqns)
+            needed.update(cluster.uses)
+            uses.subtract(cluster.uses)
+            pending.update((other, None) for o in cluster.uses for other in readers[o])
     for eqn in reversed(rest):
         if eqn in constants and any(r in needed for r in eqn.results):
             joined.add(eqn)
             needed.update(eqn.operands)
     return joined
+
+
+class _Cluster:
+    """Connected equations, what they make, and how many of them read each value."""
+
+    def __init__(self, eqns: list[Eqn]) -> None:
+        self.eqns = eqns
+        self.made = {r for eqn in eqns for r in eqn.results}
+        self.uses = Counter(o for eqn in eqns for o in set(eqn.operands))
 
 
 def _constants(rest: Sequence[Eqn]) -> set[Eqn]:

@@ -41,9 +41,9 @@ def _split_stage(stage: Stage) -> Stage:
 
 def split_task(graph: Graph) -> tuple[Graph, Graph]:
     """I and W of one backward."""
-    graph = split_scans(graph, [v for _, v in graph.outputs_of("gradient")])
+    graph, weight_scans = split_scans(graph, [v for _, v in graph.outputs_of("gradient")])
     outputs = tuple(zip(graph.output_ports, graph.outputs, strict=True))
-    in_input_part = _with_joined(graph, _input_part(graph))
+    in_input_part = _with_joined(graph, _input_part(graph, weight_scans))
     made = {r for eqn in graph.eqns if eqn in in_input_part for r in eqn.results}
     rest = [eqn for eqn in graph.eqns if eqn not in in_input_part]
     given = [(p, v) for p, v in outputs if p.role == "gradient" or v in made]
@@ -69,14 +69,13 @@ def split_task(graph: Graph) -> tuple[Graph, Graph]:
     return input_part, weight_part
 
 
-def _input_part(graph: Graph) -> set[Eqn]:
+def _input_part(graph: Graph, weight_scans: set[Eqn]) -> set[Eqn]:
     """The equations of I."""
     wanted = {v for _, v in graph.outputs_of("gradient")}
-    if not wanted:
-        wanted = _shared_by_gradients(graph)
+    shared = set() if wanted else _shared_by_gradients(graph) - weight_scans
     part: set[Eqn] = set()
     for eqn in reversed(graph.eqns):
-        if any(r in wanted for r in eqn.results) or _runs_once(eqn):
+        if any(r in wanted for r in eqn.results) or eqn in shared or _runs_once(eqn):
             part.add(eqn)
             wanted.update(eqn.operands)
     return part
@@ -97,17 +96,21 @@ def _runs_once(eqn: Eqn) -> bool:
     return has_effect(eqn) or (eqn.op is extern and len(eqn.results) > 1)
 
 
-def _shared_by_gradients(graph: Graph) -> set[Value]:
-    """The values that two or more parameter gradients need."""
-    leads_to: dict[Value, int] = {}  # the gradient's number, or -1 for several
+def _shared_by_gradients(graph: Graph) -> set[Eqn]:
+    """The equations whose results two or more parameter gradients need."""
+    several = -1
+    leads_to: dict[Value, int] = {}  # the gradient's number, or `several`
     for number, value in enumerate(graph.outputs):
-        leads_to[value] = leads_to.get(value, number) if value not in leads_to else -1
+        leads_to[value] = several if value in leads_to else number
+    shared: set[Eqn] = set()
     for eqn in reversed(graph.eqns):
         numbers = {leads_to[r] for r in eqn.results if r in leads_to}
-        number = numbers.pop() if len(numbers) == 1 else -1
+        number = numbers.pop() if len(numbers) == 1 else several
+        if number == several:
+            shared.add(eqn)
         for operand in eqn.operands:
-            leads_to[operand] = number if leads_to.get(operand, number) == number else -1
-    return {value for value, number in leads_to.items() if number == -1}
+            leads_to[operand] = number if leads_to.get(operand, number) == number else several
+    return shared
 
 
 def _hand_over(

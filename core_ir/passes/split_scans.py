@@ -21,23 +21,25 @@ from plait.core_ir.passes.recompute import is_view
 from plait.core_ir.passes.scans import Scan, closure, inputs_read, rebuild_scan, with_carries
 
 
-def split_scans(graph: Graph, wanted: Iterable[Value]) -> Graph:
-    """The graph in which each scan with a wanted result is split where it can be.
+def split_scans(graph: Graph, wanted: Iterable[Value]) -> tuple[Graph, set[Eqn]]:
+    """The graph in which each scan is split where it can be, and the second scans.
 
     wanted: values that the first scans must give, such as the gradients that leave a stage.
     """
     if not any(eqn.op is scan for eqn in graph.eqns):
-        return graph
+        return graph, set()
     needed = set(wanted)
     for eqn in reversed(graph.eqns):
         if any(r in needed for r in eqn.results):
             needed.update(eqn.operands)
     read = {o for eqn in graph.eqns for o in eqn.operands}.union(graph.outputs)
     eqns: list[Eqn] = []
+    second: set[Eqn] = set()
     for eqn in graph.eqns:
         parts = _split(Scan(eqn), needed, read) if eqn.op is scan else None
         eqns.extend(parts or (eqn,))
-    return replace(graph, eqns=tuple(eqns))
+        second.update(parts[1:] if parts else ())
+    return replace(graph, eqns=tuple(eqns)), second
 
 
 def _split(whole: Scan, needed: set[Value], live: set[Value]) -> tuple[Eqn, Eqn] | None:
