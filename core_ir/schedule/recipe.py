@@ -42,8 +42,8 @@ class Recipe:
     `bubble` is the idle time of a rank within the longest stage span, `memory` the peak of stage
     activations on the rank that holds most; both hold for at least 2 p microbatches, a multiple of
     p where stages go round. `bubble` is exact where W is not longer than F and I, on a V of stages
-    where F, I and W take equally long. The builder places `stages_per_rank` stages on a rank, a
-    default if `stages_are_free`.
+    where F, I and W take equally long; a search finds no more than this. The builder places
+    `stages_per_rank` stages on a rank, a default if `stages_are_free`.
     """
 
     name: str

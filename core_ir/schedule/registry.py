@@ -1,16 +1,16 @@
 """The schedules that exist, by name, in one table; users add their own."""
 
-from plait.core_ir.errors import NotBuiltError, ScheduleError
+from collections.abc import Sized
+
+from plait.core_ir.errors import ScheduleError
+from plait.core_ir.schedule.auto import AUTO
 from plait.core_ir.schedule.families import FAMILIES
 from plait.core_ir.schedule.recipe import Recipe, Request
 from plait.core_ir.schedule.schedule import Schedule
 from plait.core_ir.schedule.times import Memory, Times
 from plait.core_ir.schedule.validate import check_memory
 
-_RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in FAMILIES}
-
-# Names that are reserved for schedules still to come.
-_PLANNED = ("zb-1p", "zb-2p", "auto")
+_RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (*FAMILIES, AUTO)}
 
 
 def recipes() -> tuple[Recipe, ...]:
@@ -21,15 +21,11 @@ def recipes() -> tuple[Recipe, ...]:
 def find(name: str) -> Recipe:
     """The recipe called `name`.
 
-    Raises `ScheduleError`, listing what exists, for an unknown name and `NotBuiltError` for a
-    planned one.
+    Raises `ScheduleError`, listing what exists, for an unknown name.
     """
-    if name in _RECIPES:
-        return _RECIPES[name]
-    existing = ", ".join(_RECIPES)
-    if name in _PLANNED:
-        raise NotBuiltError(f"schedule {name!r} is not built yet; there are: {existing}")
-    raise ScheduleError(f"unknown schedule {name!r}; there are: {existing}")
+    if name not in _RECIPES:
+        raise ScheduleError(f"unknown schedule {name!r}; there are: {', '.join(_RECIPES)}")
+    return _RECIPES[name]
 
 
 def register(recipe: Recipe) -> None:
@@ -37,7 +33,7 @@ def register(recipe: Recipe) -> None:
 
     Raises `ScheduleError` for a name that is taken.
     """
-    if recipe.name in _RECIPES or recipe.name in _PLANNED:
+    if recipe.name in _RECIPES:
         raise ScheduleError(f"there is a schedule {recipe.name!r} already; take another name")
     _RECIPES[recipe.name] = recipe
 
@@ -65,9 +61,9 @@ def build(
 ) -> Schedule:
     """The schedule called `name`, valid, for `num_ranks` ranks and `num_microbatches` microbatches.
 
-    `stages_per_rank`: where the schedule leaves it open. `times` (default: F = I = W = 1) guide
-    those schedules that are searched for. `memory_limit`, in the unit of `memory` (default: one
-    per stage activation), is the most that a rank may hold.
+    `stages_per_rank`: where the schedule leaves it open; it follows from `times` given per stage.
+    `times` (default: F = I = W = 1) guide those schedules that are searched for. `memory_limit`, in
+    the unit of `memory` (default: one per stage activation), is the most that a rank may hold.
 
     Raises `ScheduleError` for an unknown name, for numbers that the schedule cannot have, and for a
     memory limit it cannot keep.
@@ -76,6 +72,8 @@ def build(
     for value, what in ((num_ranks, "num_ranks"), (num_microbatches, "num_microbatches")):
         if not isinstance(value, int) or value < 1:
             raise ScheduleError(f"schedule {name!r}: {what} must be 1 or more, got {value!r}")
+    if stages_per_rank is None and times is not None:
+        stages_per_rank = _implied_by(times, recipe, num_ranks)
     request = Request(
         num_ranks,
         num_microbatches,
@@ -89,6 +87,14 @@ def build(
     if memory_limit is not None:
         check_memory(schedule, memory or Memory(), memory_limit)
     return schedule
+
+
+def _implied_by(times: Times, recipe: Recipe, num_ranks: int) -> int | None:
+    """How many stages a rank must have for times that are given per stage."""
+    given = [value for value in (times.f, times.i, times.w) if isinstance(value, Sized)]
+    if not given or not recipe.stages_are_free or len(given[0]) % num_ranks:
+        return None
+    return len(given[0]) // num_ranks
 
 
 def _stages_per_rank(recipe: Recipe, asked: int | None) -> int:

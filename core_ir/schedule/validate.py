@@ -65,13 +65,18 @@ def validate(
 
 def check_memory(table: ActionTable, memory: Memory, memory_limit: float) -> None:
     """Raise `ScheduleError` if a rank holds more than `memory_limit`, in the unit of `memory`."""
-    peaks = peak_memory(table, memory)
-    rank = int(peaks.argmax())
-    if peaks[rank] > memory_limit * (1 + _ROUNDING):
+    if not keeps_limit(table, memory, memory_limit):
+        peaks = peak_memory(table, memory)
+        rank = int(peaks.argmax())
         raise ScheduleError(
             f"rank {rank} of schedule {table.name!r} holds up to {peaks[rank]:g}, over the memory"
             f" limit of {memory_limit:g}; give at least that, or take a schedule that holds less"
         )
+
+
+def keeps_limit(table: ActionTable, memory: Memory, memory_limit: float) -> bool:
+    """Whether no rank ever holds more than `memory_limit`, in the unit of `memory`."""
+    return bool(peak_memory(table, memory).max() <= memory_limit * (1 + _ROUNDING))
 
 
 def _check_placement(table: ActionTable) -> None:

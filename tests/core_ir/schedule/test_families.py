@@ -12,7 +12,8 @@ from plait.core_ir.schedule.families import FAMILIES
 from plait.core_ir.schedule.kinds import OVERLAP_F_B
 
 UNIT = Times(1, 1, 1, fb=3)
-NAMES = [recipe.name for recipe in FAMILIES]
+# Searches have tests of their own.
+ORDERS = [recipe for recipe in FAMILIES if recipe.name not in ("zb-1p", "zb-2p")]
 LATER = ["interleaved-1f1b", "looped-bfs", "interleaved-zb", "zbv", "v-half", "v-min", "dualpipev"]
 
 
@@ -126,7 +127,7 @@ def test_dualpipev_pairs_both_ways():
 @st.composite
 def shapes(draw) -> tuple[str, int, int, int]:
     """Name, ranks, stages a rank, microbatches."""
-    recipe = draw(st.sampled_from(FAMILIES))
+    recipe = draw(st.sampled_from(ORDERS))
     p = draw(st.integers(1, 7))
     v = draw(st.integers(1, 3)) if recipe.stages_are_free else recipe.stages_per_rank
     least = 2 * p if recipe.name == "dualpipev" else 1

@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from plait.core_ir.schedule import Times, build, find
+from plait.core_ir.schedule import Memory, Times, build, find
 
 COLUMNS = {"1f1b": "1f1b", "zb-h1": "zb_h1", "zb-h2": "zb_h2"}
+SEARCHED = {"zb-1p": "zb_1p", "zb-2p": "zb_2p"}
+# Hidden size, attention heads, sequence length.
+MODELS = {"1.5B": (2304, 24, 1024), "6.2B": (4096, 32, 1024)}
 
 
 def published_rows() -> list[dict[str, str]]:
@@ -27,6 +30,35 @@ def test_bubble_rate_is_the_published_one(row, name):
     f, i, w, comm = (float(row[key]) for key in ("t_f", "t_b", "t_w", "t_comm"))
     timeline = build(name, int(row["p"]), int(row["m"])).simulate(Times(f, i, w, comm=comm))
     assert timeline.span_bubble_rate == pytest.approx(float(row[COLUMNS[name]]), abs=5e-5)
+
+
+@pytest.mark.parametrize("name", SEARCHED)
+@pytest.mark.parametrize("row", published_rows(), ids=lambda row: f"{row['model']}-m{row['m']}")
+def test_searched_bubble_rate_is_no_worse_than_published(row, name):
+    h, a, s = MODELS[row["model"]]
+    memory = Memory(34 * h + 5 * a * s, 32 * h)
+    f, i, w, comm = (float(row[key]) for key in ("t_f", "t_b", "t_w", "t_comm"))
+    times = Times(f, i, w, comm=comm)
+    p, m = int(row["p"]), int(row["m"])
+    schedule = build(name, p, m, times=times, memory=memory)
+    timeline = schedule.simulate(times, memory)
+    assert timeline.span_bubble_rate <= float(row[SEARCHED[name]]) + 5e-5
+    limit = {"zb-1p": p, "zb-2p": 2 * p}[name] * memory.activation
+    assert max(timeline.peak_memory) <= limit * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("row", published_rows(), ids=lambda row: f"{row['model']}-m{row['m']}")
+def test_interleaved_bubble_is_the_closed_form_and_the_order_exposes_more_messages(row):
+    v = {"1.5B": 3, "6.2B": 4}[row["model"]]
+    f, i, w, comm = (float(row[key]) for key in ("t_f", "t_b", "t_w", "t_comm"))
+    p, m = int(row["p"]), int(row["m"])
+    work = m * (f + i + w)
+    closed = (p - 1) * (f + i + w) / v + (2 * p * v - p - 2) * comm
+    assert closed / (work + closed) == pytest.approx(float(row["interleaved_1f1b"]), abs=5e-5)
+
+    times = Times(f / v, i / v, w / v, comm=comm)
+    timeline = build("interleaved-1f1b", p, m, stages_per_rank=v).simulate(times)
+    assert timeline.longest_span - work == pytest.approx(closed + p * comm)
 
 
 def evaluate(formula: str, p: int, m: int, f: int = 1, i: int = 1, w: int = 1) -> int:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from plait.core_ir.errors import NotBuiltError, ScheduleError
+from plait.core_ir.errors import ScheduleError
 from plait.core_ir.schedule import (
     Memory,
     Recipe,
@@ -32,14 +32,6 @@ def test_unknown_name_lists_what_exists():
         ScheduleError, match=r"unknown schedule '1f2b'; there are: naive, gpipe, 1f1b, zb-h1, zb-h2"
     ):
         build("1f2b", 2, 2)
-
-
-@pytest.mark.parametrize("name", ["zb-1p", "zb-2p", "auto"])
-def test_planned_names_are_not_built_yet(name):
-    with pytest.raises(
-        NotBuiltError, match=f"schedule '{name}' is not built yet; there are: naive"
-    ):
-        build(name, 2, 2)
 
 
 @pytest.mark.parametrize(
