@@ -104,6 +104,8 @@ def _state(model: Any, problem: Problem, objective: Objective) -> tuple[dict[int
             for task in tasks
         )
         _bound_memory(model, clock, rank, start, end, horizon)
+        # True of any order, but the solver sees it late.
+        model.add(goal >= sum(duration[task] for task in tasks))
         firsts = [start[clock.task(0, stage, 0)] for stage in stages]
         for stage in stages:
             last = end[clock.task(2, stage, m - 1)]

@@ -77,7 +77,7 @@ def test_search_is_within_two_percent_of_the_optimum(name):
 
 
 def test_search_by_span_is_within_two_percent_of_the_optimum():
-    case = Case(3, 3, False, Times([4, 3, 4], [4, 5, 4], [3, 4, 2]))
+    case = SMALL["equal"]
     request, placement = case.request(), case.placement()
     optimum = exact.solve(request, placement, objective="span")
     assert optimum.cost == optimum.bound
