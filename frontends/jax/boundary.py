@@ -33,11 +33,10 @@ def stage_boundary(tree: Tree, *, path: str = "") -> Tree:
     """
     leaves, treedef = jax.tree.flatten(tree)
     places = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
-    if not any(isinstance(leaves[i], jax.core.Tracer) for i in places):
-        return tree
     marked = _bind(boundary_p, [leaves[i] for i in places], {"uid": next(_uids), "path": path})
     for i, leaf in zip(places, marked, strict=True):
-        leaves[i] = leaf
+        if isinstance(leaf, jax.core.Tracer):
+            leaves[i] = leaf
     return jax.tree.unflatten(treedef, leaves)  # type: ignore[no-any-return]
 
 

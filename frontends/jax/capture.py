@@ -159,12 +159,13 @@ def _lower(
 def _pack_grads(tree: ArrayTree, leaves: Mapping[str, Leaf], grads: Mapping[str, Any]) -> Any:
     """Gradients in the structure of the parameters: None where frozen or static, float0 for integers."""
 
-    def gradient(leaf: Leaf) -> Any:
+    def gradient(leaf: Leaf, shape: tuple[int, ...]) -> Any:
         if leaf.trainable:
             return grads[leaf.name]
-        return None if leaf.type.dtype.is_inexact else np.zeros(leaf.type.shape, jax.dtypes.float0)
+        return None if leaf.type.dtype.is_inexact else np.zeros(shape, jax.dtypes.float0)
 
-    packed = iter([gradient(leaves[name]) for name in tree.names])
+    shapes = (aval.shape for aval in tree.avals)
+    packed = iter([gradient(leaves[n], s) for n, s in zip(tree.names, shapes, strict=True)])
     total = len(tree.names) + len(tree.static)
     return jax.tree.unflatten(
         tree.treedef, [None if i in tree.static else next(packed) for i in range(total)]

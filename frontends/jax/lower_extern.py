@@ -1,7 +1,12 @@
 """The way out: a primitive without a rule becomes an `extern` that runs on the JAX backend of this process alone."""
 
 import json
+from collections.abc import Mapping
+from enum import Enum
+from itertools import count
 from typing import Any
+
+import numpy as np
 
 from plait.core_ir.build import Builder
 from plait.core_ir.errors import CaptureError
@@ -10,6 +15,8 @@ from plait.core_ir.graph import Value
 from plait.core_ir.ops import control
 from plait.frontends.jax.jaxpr import is_key_atom
 from plait.frontends.jax.site import Site
+
+_calls = count()
 
 # What talks to the host, or to other devices: no pure program of one stage holds it.
 _REFUSED = {
@@ -52,9 +59,23 @@ def extern(b: Builder, site: Site, *operands: Value) -> tuple[Value, ...]:
             "bernoulli or others made of them"
         )
     target = f"jax:{name}"
-    spec = json.dumps({key: repr(value) for key, value in sorted(eqn.params.items())})
+    spec = _spec(eqn.params)
     register(target, spec, _bind(eqn.primitive, eqn.params))
     return b.emit(control.extern, *operands, target=target, results=site.results, spec=spec)
+
+
+def _spec(params: Mapping[str, Any]) -> str:
+    """The parameters as text; with a number of its own where text may not tell two values apart (jaxprs, arrays)."""
+    shown = {key: repr(value) for key, value in sorted(params.items())}
+    if not all(map(_is_plain, params.values())):
+        shown["call"] = str(next(_calls))
+    return json.dumps(shown)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, (bool, int, float, str, Enum, np.dtype, np.number))
 
 
 def _bind(primitive: Any, params: dict[str, Any]) -> Any:

@@ -54,9 +54,23 @@ def test_it_is_the_identity_under(name: str) -> None:
     np.testing.assert_array_equal(with_mark(X), without(X))
 
 
-def test_outside_a_trace_it_gives_the_tree_itself() -> None:
+def test_outside_a_trace_it_gives_the_leaves_themselves() -> None:
     tree = {"x": X, "y": [None, "text", 3, jax.random.key(0)]}
-    assert stage_boundary(tree) is tree
+    marked = stage_boundary(tree)
+    assert jax.tree.structure(marked) == jax.tree.structure(tree)
+    assert all(a is b for a, b in zip(jax.tree.leaves(marked), jax.tree.leaves(tree), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("crossing", "num_operands"), [(np.ones(3, "f4"), 1), (None, 0), ("text", 0)]
+)
+def test_a_cut_that_nothing_traced_crosses_is_a_cut(crossing: Any, num_operands: int) -> None:
+    def loss(p: Any, x: Any) -> Any:
+        h = jnp.sin(x @ p["in"])
+        stage_boundary(crossing)
+        return jnp.mean(jnp.sin(h) ** 2)
+
+    assert check(loss) == [(0, "forward", num_operands)]
 
 
 def test_each_call_cuts_in_order_of_execution() -> None:

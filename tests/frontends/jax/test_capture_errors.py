@@ -191,3 +191,17 @@ def test_a_placement_inside_the_loss_is_refused() -> None:
         lambda w, x: jnp.sum(jax.device_put(x, jax.devices()[0]) @ w),
         "device_put, a placement on a device",
     )
+
+
+def test_externs_that_differ_by_a_constant_alone_are_two() -> None:
+    def apply(x: Any, table: Any) -> Any:
+        return x.at[np.array([1])].apply(lambda v: v * table[0] + jnp.sum(table))
+
+    def loss(w: Any, x: Any) -> Any:
+        return jnp.sum(apply(x[0], np.arange(3.0)) * w) + jnp.sum(
+            apply(x[0], np.arange(3.0) + 1) * w
+        )
+
+    captured = take(loss, W, X)
+    externs = [eqn.attrs["spec"] for eqn in captured.graph.eqns if eqn.op.name == "extern"]
+    assert len(set(externs)) == len(externs) == 2
