@@ -18,6 +18,7 @@ from plait.backends.torch.constants import number_of
 from plait.backends.torch.emit_reduce import highest, lowest
 from plait.backends.torch.emit_shape import along, permuted, reshaped
 from plait.backends.torch.emitter import Call, Table
+from plait.backends.torch.storage import dense
 from plait.core_ir.ops import index as ops
 from plait.core_ir.types import DType, u64
 
@@ -148,7 +149,9 @@ def _scatter(call: Call, x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
         updates = torch.where(windows.fits_elements(), updates, neutral)
     reduce = {"mul": "prod", "min": "amin", "max": "amax"}[kind]
     places = _positions(windows).reshape(-1)
-    out = x.reshape(-1).scatter_reduce(0, places, updates.reshape(-1), reduce).reshape(x.shape)
+    out = (
+        dense(x).reshape(-1).scatter_reduce(0, places, updates.reshape(-1), reduce).reshape(x.shape)
+    )
     if kind == "mul":
         return wrap(out, call.dtype)
     return out != 0 if call.dtype.kind == "bool" else ordered(out, call.dtype)
@@ -161,7 +164,7 @@ def _scatter_add(x: Tensor, updates: Tensor, windows: _Windows, drop: bool) -> T
     if not windows.moved:
         return x + (updates.sum(tuple(range(num)), dtype=x.dtype) if num else updates)
     updates = permuted(updates, (*range(num), *(num + d for d in front)))
-    out = permuted(x, front).index_put(windows.indices(), updates, accumulate=True)
+    out = permuted(dense(x), front).index_put(windows.indices(), updates, accumulate=True)
     return permuted(out, np.argsort(front).tolist())
 
 
@@ -197,7 +200,7 @@ def _set_one(x: Tensor, updates: Tensor, windows: _Windows, drop: bool) -> Tenso
     """A single window: no element is written twice."""
     num, front, indices = len(windows.batch), windows.front, windows.indices()
     updates = permuted(updates, (*range(num), *(num + d for d in front)))
-    x = permuted(x, front)
+    x = permuted(dense(x), front)
     if drop:
         fits = windows.fits_elements().reshape((1,) * updates.dim())
         updates = torch.where(fits, updates, aten.index.Tensor(x, indices))

@@ -10,6 +10,7 @@ from torch import Tensor
 from plait.backends.torch.carriers import carrier, wrap
 from plait.backends.torch.constants import is_uniform, number_of
 from plait.backends.torch.emitter import Call, Table, moves
+from plait.backends.torch.storage import dense
 from plait.core_ir.op import Literal
 from plait.core_ir.ops import shape as ops
 from plait.core_ir.types import DType
@@ -128,7 +129,9 @@ def _dynamic_update_slice(x: Tensor, update: Tensor, *starts: Tensor) -> Tensor:
         places.append(line.reshape(along(order, len(moved))))
     front = [*moved, *(d for d in range(rank) if d not in moved)]
     back: list[int] = np.argsort(front).tolist()
-    return permuted(permuted(x, front).index_put(tuple(places), permuted(update, front)), back)
+    return permuted(
+        permuted(dense(x), front).index_put(tuple(places), permuted(update, front)), back
+    )
 
 
 EMITTERS: Table = {

@@ -23,6 +23,16 @@ def copied(x: Tensor) -> Tensor:
     return x.clone(memory_format=torch.contiguous_format)
 
 
+def dense(x: Tensor) -> Tensor:
+    """x, copied where a broadcast has several elements in one place.
+
+    What is to be written into in part has to be so: Inductor writes into the operand itself where nobody else reads it.
+    """
+    if any(step == 0 and size > 1 for step, size in zip(x.stride(), x.shape, strict=True)):
+        return copied(x)
+    return x
+
+
 def _storage(x: Tensor) -> int:
     number: int = x.untyped_storage()._cdata
     return number

@@ -17,9 +17,10 @@ from plait.core_ir.arrays import to_numpy
 from plait.core_ir.build import Builder
 from plait.core_ir.errors import UnsupportedError, UsageError
 from plait.core_ir.graph import UNKNOWN, Graph, Source
+from plait.core_ir.interpret import interpret
 from plait.core_ir.op import Literal
 from plait.core_ir.ops import OPS
-from plait.core_ir.types import TensorType, f32
+from plait.core_ir.types import TensorType, f32, i32
 
 CPU = torch.device("cpu")
 VEC = TensorType(f32, (4,))
@@ -45,8 +46,13 @@ def check_together(cases: Sequence[OpCase], codegen: str) -> None:
         tuple(v for c in cases for v in c.graph.outputs),
     )
     task = compile_task(graph, codegen=codegen, device=CPU)
-    outputs = task([to_torch(x, None, CPU) for c in cases for x in c.inputs])
+    arrays = [x.copy() for c in cases for x in c.inputs]
+    outputs = task([to_torch(x, None, CPU) for x in arrays])
     assert all(x.is_contiguous() for x in outputs)
+    given = [x for c in cases for x in c.inputs]
+    assert all(x.tobytes() == y.tobytes() for x, y in zip(arrays, given, strict=True)), (
+        "an input changed"
+    )
     results = iter(outputs)
     for case in cases:
         case.check([to_numpy(next(results)) for _ in case.graph.outputs])
@@ -179,6 +185,37 @@ def test_outputs_are_contiguous_and_share_no_storage(codegen: str) -> None:
     torch.testing.assert_close(first[5], 2 * source.T)
     first[6].zero_()  # the caller's own
     torch.testing.assert_close(task([source])[6], torch.arange(20.0))
+
+
+@pytest.mark.parametrize("codegen", ["eager", "inductor"])
+def test_writing_into_a_broadcast_writes_each_element_once(codegen: str) -> None:
+    # What an embedding's gradient does: zeros of one number, added into at rows.
+    matrix = TensorType(f32, (6, 4))
+    row = dict(
+        update_window_dims=(1,),
+        inserted_window_dims=(0,),
+        scatter_dims_to_operand_dims=(0,),
+        operand_batching_dims=(),
+        scatter_indices_batching_dims=(),
+        mode="drop",
+    )
+    b = Builder("write")
+    rows, updates = b.input(TensorType(i32, (3, 1))), b.input(TensorType(f32, (3, 4)))
+    start = b.literal(1, i32)
+    for kind in ("add", "set", "max"):
+        b.output(b(OPS["scatter"], b.full(matrix, 0.0), rows, updates, kind=kind, **row))
+    one = b(OPS["slice"], rows, start=(0, 0), limit=(1, 1), strides=(1, 1))
+    first = b(OPS["slice"], updates, start=(0, 0), limit=(1, 4), strides=(1, 1))
+    b.output(b(OPS["scatter"], b.full(matrix, 0.0), one, first, kind="set", **row))
+    b.output(b(OPS["dynamic_update_slice"], b.full(matrix, 0.0), updates, start, b.literal(0, i32)))
+    graph = b.build()
+    inputs = [np.array([[5], [0], [5]], np.int32), np.arange(12, dtype=np.float32).reshape(3, 4)]
+    outputs = compile_task(graph, codegen=codegen, device="cpu")(
+        [to_torch(x, None, CPU) for x in inputs]
+    )
+    for got, want in zip(outputs, interpret(graph, inputs), strict=True):
+        assert got.is_contiguous()
+        np.testing.assert_array_equal(to_numpy(got), want)
 
 
 def test_same_code_gives_the_same_bits() -> None:
