@@ -33,7 +33,7 @@ def _order(rank: int, p: int, m: int) -> list[Turn]:
     # The last rank has both ends of its first pair at hand only one after the other.
     first: list[Turn] = [f0, b1] if last else [pair_01]
     # Of the last rank + 1 backwards of each stage, the later half leaves its W for later.
-    fused_1, fused_0 = (rank + 1) // 2, (rank + 2) // 2
+    fused_1, fused_0 = (rank + 2) // 2, (rank + 1) // 2
     closing: list[Turn] = []
     for k in range(rank + 1):
         closing += [b1 if k < fused_1 else i1, b0 if k < fused_0 else i0]

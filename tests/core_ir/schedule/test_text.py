@@ -137,8 +137,19 @@ def test_idle_steps_of_a_csv_are_skipped(tmp_path):
     ("content", "error", "message"),
     [
         ("0F0,0B0\n1F0,1Q0\n", TextError, r"bad\.csv, row 2, column 2: '1Q0' is not an action"),
-        ("0F0\n0B0\n", ScheduleError, r"bad\.csv, row 2: 0B0 is on rank 1, but stage 0 .* rank 0"),
-        ("0F0,0B0\n2F0,2B0\n", ScheduleError, r"bad\.csv: no rank runs a task of stage 1"),
+        (
+            "0F0\n0B0\n",
+            ScheduleError,
+            r"bad\.csv, row 2, column 1: 0B0 is on rank 1, but stage 0 .* rank 0",
+        ),
+        ("0F0,0F1,0B0\n", ScheduleError, r"bad\.csv, row 1, column 2: 0F1 has no backward"),
+        ("0F0,0I0,0W0,0B1\n", ScheduleError, r"bad\.csv, row 1, column 4: 0B1 has no forward"),
+        ("0F0,0B0,0F99,0B99\n", ScheduleError, r"row 1, column 3: 0F99 is of microbatch 99, but"),
+        (
+            "0F0,0B0\n2F0,2B0\n",
+            ScheduleError,
+            r"bad\.csv: no rank runs a task of stage 1, but one of stage 2",
+        ),
         ("OPT\n", ScheduleError, r"bad\.csv: no schedule can be read: there is no task in it"),
         ("", ScheduleError, r"bad\.csv: no schedule can be read"),
     ],
