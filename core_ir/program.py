@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 
 from plait.core_ir.errors import VerifyError
 from plait.core_ir.graph import Graph, Port
+from plait.core_ir.text import print_program
 from plait.core_ir.types import TensorType
 
 TaskKind: TypeAlias = Literal["F", "B", "I", "W"]
@@ -96,6 +97,10 @@ class Program:
         for position, stage in enumerate(self.stages):
             if stage.index != position:
                 raise VerifyError(f"program {self.name}: stage {stage.index} stands at {position}")
+
+    def __str__(self) -> str:
+        """The text form; `parse_program` reads it back."""
+        return print_program(self)
 
     @property
     def num_stages(self) -> int:

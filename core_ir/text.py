@@ -11,14 +11,13 @@ of their content, to be found in a table beside the text. `//` begins a comment.
 
 import json
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
 from plait.core_ir.graph import Graph, Port, Value
 from plait.core_ir.op import Array, Literal
-from plait.core_ir.program import Program
 from plait.core_ir.types import DType, TensorType
 
 HEADER = "plait.ir 1"
@@ -34,10 +33,23 @@ def print_graph(graph: Graph, *, source: bool = False, header: bool = True) -> s
     return "\n".join(lines) + "\n"
 
 
-def print_program(program: Program, *, source: bool = False) -> str:
+class ProgramLike(Protocol):
+    """What printing asks of a program (`program.Program`, which stands above this file and prints by it)."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def notes(self) -> Sequence[str]: ...
+    @property
+    def edges(self) -> Sequence[Any]: ...
+    @property
+    def stages(self) -> Sequence[Any]: ...
+
+
+def print_program(program: ProgramLike, *, source: bool = False) -> str:
     """The text of a program: its notes as comments, its edges, its tasks."""
     lines = [HEADER, "", *(f"// {note}" for note in program.notes)]
-    lines.append(f"program @{_name(program.name)} {{stages={program.num_stages}}}")
+    lines.append(f"program @{_name(program.name)} {{stages={len(program.stages)}}}")
     for e in program.edges:
         lines.append(
             f"edge {e.source} {_port(e.output)} -> {e.target} {_port(e.input)} {{{e.kind}, bytes={e.num_bytes}}}"

@@ -124,7 +124,7 @@ def test_attributes_round_trip(number: float, text: str, integer: int) -> None:
     q = b.input(TensorType(f32, (1, 1, 1, 1)), "activation", text)
     out, lse = b.emit(attention.attention, q, q, q, causal=True, scale=number)
     results, spec = (TensorType(i32, ()),), json.dumps([text, integer])
-    (y,) = b.emit(control.extern, out, target=f"torch:{text}", results=results, spec=spec)
+    (y,) = b.emit(control.extern, out, target=f"torch:t{text}", results=results, spec=spec)
     for value in (y, lse):
         b.output(value)
     graph = b.build()
@@ -160,6 +160,7 @@ def program() -> Program:
 
 def test_a_program_parses_back_to_the_same_text() -> None:
     text = print_program(program())
+    assert str(program()) == text
     again = parse_program(text)
     assert again.edges == program().edges
     assert print_program(again).splitlines()[2:] == [
