@@ -1,15 +1,22 @@
 """Pytrees of torch with names of leaves: `batch["a"][0].b` is named `a.0.b`."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from torch.utils import _pytree as pytree
 
+from plait.core_ir.errors import UsageError
+
 
 def named_leaves(tree: Any) -> list[tuple[str, Any]]:
-    """`(name, leaf)` of every leaf, in order."""
+    """`(name, leaf)` of every leaf, in order; UsageError when two have one name."""
     leaves, _ = pytree.tree_flatten_with_path(tree)
-    return [(_name(path), leaf) for path, leaf in leaves]
+    named = [(_name(path), leaf) for path, leaf in leaves]
+    twice = [name for name, count in Counter(name for name, _ in named).items() if count > 1]
+    if twice:
+        raise UsageError(f"two leaves have the name {twice[0]!r}; use keys without dots")
+    return named
 
 
 def kind_of(x: Any) -> str:

@@ -225,6 +225,21 @@ def test_a_python_number_does_not_promote(dtype):
     assert loss.type.dtype.name == {torch.bfloat16: "bf16", torch.float64: "f64"}[dtype]
 
 
+def test_two_leaves_of_one_name():
+    x = torch.ones(2, 3)
+    with pytest.raises(UsageError, match=r"two leaves have the name 'a\.b'"):
+        caught(lambda m, b: m(b["a.b"]).sum(), nn.Linear(3, 3), {"a.b": x, "a": {"b": x}})
+
+
+def test_checks_at_run_time_leave_nothing():
+    def loss_fn(model, x):
+        torch._assert_async(x.sum() > 0, "positive")
+        return model(x).sum()
+
+    captured = caught(loss_fn, nn.Linear(3, 3), torch.ones(2, 3))
+    assert "extern" not in {e.op.name for e in captured.graph.eqns}
+
+
 def test_a_batch_that_does_not_divide():
     with pytest.raises(BatchError, match=r"4 rows.*num_microbatches=3"):
         caught(small_loss, Small(), small_batch(), num_microbatches=3)
