@@ -8,6 +8,7 @@ from torch import Tensor
 from plait.backends.torch.carriers import wrap
 from plait.backends.torch.emit_shape import pad_with
 from plait.backends.torch.emitter import Call, Table
+from plait.core_ir.errors import UnsupportedError
 from plait.core_ir.ops import convolution as ops
 
 Padding = Sequence[Sequence[int]]
@@ -25,7 +26,20 @@ def _symmetric(padding: Padding) -> list[int] | None:
     return None
 
 
+def _require_kernel(call: Call) -> None:
+    """torch convolves floats; on the CPU integers too, but has no gradient of that."""
+    kind = call.dtype.kind
+    counts = kind in ("signed", "unsigned")
+    if kind != "float" and not (
+        counts and call.eqn.op is ops.convolution and call.device.type == "cpu"
+    ):
+        raise UnsupportedError(
+            f"{call.eqn.op} of {call.dtype}: torch has no such kernel on {call.device.type}; convert to f32 before it"
+        )
+
+
 def _convolution(call: Call, x: Tensor, w: Tensor) -> Tensor:
+    _require_kernel(call)
     attrs, groups = call.attrs, call.attrs["groups"]
     batch_groups = attrs.get("batch_groups", 1)
     if call.result.size == 0 or x.numel() == 0 or w.numel() == 0:
@@ -95,6 +109,7 @@ def _backward(
 
 
 def _input_grad(call: Call, grad: Tensor, w: Tensor) -> Tensor:
+    _require_kernel(call)
     attrs, shape = call.attrs, call.result.shape
     if call.result.size == 0 or grad.numel() == 0 or w.numel() == 0:
         return grad.new_zeros(shape)
@@ -109,6 +124,7 @@ def _input_grad(call: Call, grad: Tensor, w: Tensor) -> Tensor:
 
 
 def _weight_grad(call: Call, x: Tensor, grad: Tensor) -> Tensor:
+    _require_kernel(call)
     attrs, shape = call.attrs, call.result.shape
     if call.result.size == 0 or grad.numel() == 0 or x.numel() == 0:
         return grad.new_zeros(shape)

@@ -13,7 +13,7 @@ from plait.core_ir.errors import UnsupportedError
 from plait.core_ir.graph import Graph, Source
 from plait.core_ir.op import Array, Literal
 from plait.core_ir.ops import OPS
-from plait.core_ir.types import TensorType, c64, f32, i32, u32
+from plait.core_ir.types import DType, TensorType, c64, f32, i32, u32
 
 CPU = torch.device("cpu")
 MATRIX = TensorType(f32, (3, 4))
@@ -152,6 +152,18 @@ def test_order_of_complex_numbers_is_refused_with_line() -> None:
         x = b.input(TensorType(c64, (3,)))
         b.output(b(OPS["max"], x, x))
     with pytest.raises(UnsupportedError, match=r"model\.py:7.*max.*complex"):
+        emit(b.build(), CPU)
+
+
+@pytest.mark.parametrize("dtype", [c64, i32], ids=str)
+def test_convolution_without_a_kernel_is_refused(dtype: DType) -> None:
+    b = Builder("convolve")
+    grad, w = b.input(TensorType(dtype, (1, 2, 4))), b.input(TensorType(dtype, (2, 3, 1)))
+    how = dict(strides=(1,), padding=((0, 0),), rhs_dilation=(1,), groups=1)
+    b.output(b(OPS["convolution_input_grad"], grad, w, input_spatial=(4,), **how))
+    with pytest.raises(
+        UnsupportedError, match=rf"convolution_input_grad of {dtype}.*no such kernel on cpu"
+    ):
         emit(b.build(), CPU)
 
 
