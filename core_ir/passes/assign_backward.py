@@ -9,9 +9,9 @@ A sum of gradients of one parameter over several stages is taken apart: each sta
 from plait.core_ir.graph import Value
 from plait.core_ir.ops.control import boundary
 from plait.core_ir.ops.elementwise import add
-from plait.core_ir.passes.assign_forward import ForwardStages, last
 from plait.core_ir.passes.availability import Availability
 from plait.core_ir.passes.backward_stages import BackwardStages
+from plait.core_ir.passes.forward_stages import ForwardStages, last
 from plait.core_ir.passes.free_values import is_cheap, only_param
 from plait.core_ir.passes.joint import Joint
 from plait.core_ir.passes.partial_gradients import give_gradients

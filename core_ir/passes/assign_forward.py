@@ -1,59 +1,22 @@
 """Which stages compute each equation of the forward.
 
 An equation that a marker dominates has one stage: the latest that its operands come from, a marker raising it by one.
-All others are free: copies stand in each stage that uses them, the rest in the first stage that does. An output that
-nothing else uses is computed where its operands are.
+All others are free: copies stand in each stage that uses them, the rest in the first stage that does, or where their
+parameters are (`param_homes`). An output that nothing else uses is computed where its operands are.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from plait.core_ir.errors import PartitionError
 from plait.core_ir.graph import Eqn, Port, Value
 from plait.core_ir.ops.control import boundary
 from plait.core_ir.passes.equations import has_effect
+from plait.core_ir.passes.forward_stages import ForwardStages, first
 from plait.core_ir.passes.free_values import STATE, FreeValues, changing_buffers
 from plait.core_ir.passes.joint import Joint
+from plait.core_ir.passes.param_homes import find_param_homes
 
 _Stages: TypeAlias = dict[Eqn | Value, int]
-
-
-@dataclass
-class ForwardStages:
-    """Where the values of the forward are. Sets of stages are bit masks.
-
-    placed: the stages that compute an equation; none for a marker.
-    defined: the stages that compute a value, or receive it at a marker. An input that every stage may read has none.
-    used: the stages whose forward reads a value.
-    free: what may be computed anywhere.
-    """
-
-    free: FreeValues
-    placed: dict[Eqn, int] = field(default_factory=dict)
-    defined: dict[Value, int] = field(default_factory=dict)
-    used: dict[Value, int] = field(default_factory=dict)
-
-    def home(self, value: Value) -> int:
-        """The first stage that has a value; 0 for an input that every stage may read."""
-        return first(self.defined.get(value, 1))
-
-
-def first(stages: int) -> int:
-    """The lowest stage of a set."""
-    return (stages & -stages).bit_length() - 1
-
-
-def last(stages: int) -> int:
-    """The highest stage of a set."""
-    return stages.bit_length() - 1
-
-
-def members(stages: int) -> Iterator[int]:
-    """The stages of a set, lowest first."""
-    while stages:
-        yield first(stages)
-        stages &= stages - 1
 
 
 def assign_forward(joint: Joint, free: FreeValues) -> ForwardStages:
@@ -67,9 +30,11 @@ def assign_forward(joint: Joint, free: FreeValues) -> ForwardStages:
             break
         owner = found
     stages = ForwardStages(free)
-    _place(joint, anchored, {}, stages)
-    if sinks := _place_sinks(joint, anchored, stages):
-        _place(joint, anchored, sinks, stages)
+    _place(joint, anchored, {}, {}, stages)
+    sinks = _place_sinks(joint, anchored, stages)
+    homes = find_param_homes(joint, stages)
+    if sinks or homes:
+        _place(joint, anchored, sinks, homes, stages)
     for _ in updates:  # the update of a buffer may be another buffer as it was
         stages.defined.update((v, 1 << stages.home(update)) for v, update in updates.items())
     _check_order(joint, stages)
@@ -106,8 +71,17 @@ def _wrong_way(joint: Joint, marker: Eqn, stage: int, owner: dict[Value, int]) -
     )
 
 
-def _place(joint: Joint, anchored: _Stages, sinks: dict[Eqn, int], stages: ForwardStages) -> None:
-    """Fill `placed`, `defined` and `used`, users first."""
+def _place(
+    joint: Joint,
+    anchored: _Stages,
+    sinks: dict[Eqn, int],
+    homes: dict[Eqn, int],
+    stages: ForwardStages,
+) -> None:
+    """Fill `placed`, `defined` and `used`, users first.
+
+    sinks: stages (as sets) of equations that nothing uses. homes: the highest stage of some others.
+    """
     stages.placed, stages.defined, stages.used = {}, {}, {}
     used, defined = stages.used, stages.defined
     for eqn in reversed(joint.forward):
@@ -125,6 +99,7 @@ def _place(joint: Joint, anchored: _Stages, sinks: dict[Eqn, int], stages: Forwa
                 where |= used.get(result, 0)
             if eqn not in stages.free.copies:
                 where &= -where
+                where = min(where, 1 << homes[eqn]) if eqn in homes else where
         stages.placed[eqn] = where
         for result in eqn.results:
             defined[result] = where

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from plait.core_ir.graph import Eqn, Value
-from plait.core_ir.passes.assign_forward import ForwardStages, last
+from plait.core_ir.passes.forward_stages import ForwardStages, last
 from plait.core_ir.passes.joint import Joint
 
 

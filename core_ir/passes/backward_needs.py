@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from plait.core_ir.graph import Eqn, Value
 from plait.core_ir.ops.control import boundary
-from plait.core_ir.passes.assign_forward import ForwardStages, members
 from plait.core_ir.passes.backward_stages import BackwardStages
+from plait.core_ir.passes.forward_stages import ForwardStages, members
 from plait.core_ir.passes.free_values import BATCH
 from plait.core_ir.passes.joint import Joint
 from plait.core_ir.passes.recompute import is_view, price

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from plait.core_ir.graph import Value
 from plait.core_ir.ops.control import boundary
-from plait.core_ir.passes.assign_forward import ForwardStages, members
 from plait.core_ir.passes.backward_needs import BackwardNeeds
 from plait.core_ir.passes.backward_stages import BackwardStages
+from plait.core_ir.passes.forward_stages import ForwardStages, members
 from plait.core_ir.passes.joint import Joint
 from plait.core_ir.program import EdgeKind
 

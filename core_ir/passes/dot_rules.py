@@ -54,6 +54,11 @@ def fold_dot(folder: Folder, eqn: Eqn) -> Value | None:
     if plain_a is not a or plain_b is not b:
         return _make(folder, eqn, plain_a, plain_b)
     apart = _without_reshapes(folder, a, b)
+    if apart is None and (freed := (_with_free_apart(folder, a), _with_free_apart(folder, b))) != (
+        a,
+        b,
+    ):
+        apart = freed
     if apart is not None:
         return folder.make(reshape, _make(folder, eqn, *apart), shape=eqn.result.type.shape)
     if list(a.contract) != sorted(a.contract):
@@ -133,6 +138,28 @@ def _without_reshape(folder: Folder, side: _Side) -> _Side | None:
         x,
         tuple(d for joined in side.batch for d in groups[joined]),
         tuple(d for joined in side.contract for d in groups[joined]),
+    )
+
+
+def _with_free_apart(folder: Folder, side: _Side) -> _Side:
+    """The side with joined free dims apart, where its other dims have to stay joined."""
+    inner = folder.made_by(side.value, reshape)
+    groups = _joined(inner.operands[0].type.shape, side.value.type.shape) if inner else None
+    if inner is None or groups is None:
+        return side
+    (x,), shape = inner.operands, side.value.type.shape
+    sizes = [
+        [x.type.shape[i] for i in groups[d]] if d in side.free else [shape[d]]
+        for d in range(len(shape))
+    ]
+    target = tuple(size for part in sizes for size in part)
+    if target == shape:
+        return side
+    starts = [sum(map(len, sizes[:d])) for d in range(len(shape))]
+    return _Side(
+        folder.make(reshape, x, shape=target),
+        tuple(starts[d] for d in side.batch),
+        tuple(starts[d] for d in side.contract),
     )
 
 

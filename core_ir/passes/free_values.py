@@ -18,6 +18,9 @@ from plait.core_ir.passes.joint import Joint
 COPY_FLOPS_PER_BYTE = 256
 """A copy is computed, not sent, up to this cost: random bits (60 flops a byte) are, a matrix product is not."""
 
+PARAM_SHRINKAGE = 4
+"""A conversion of parameters is copied; a sum over them, that much smaller, is sent."""
+
 PARAM, BATCH, STATE = 1, 2, 4
 _FLAGS = {"param": PARAM, "batch": BATCH, "rng_key": BATCH}
 
@@ -104,11 +107,17 @@ def _take_in(eqn: Eqn, floor: int, joint: Joint, found: FreeValues) -> None:
         depends |= found.flags[operand]
     movable = not depends & STATE and depends & (PARAM | BATCH) != PARAM | BATCH
     reachable = all(o in found.copies or o in joint.inputs for o in eqn.operands)
-    is_copy = movable and reachable and is_cheap(eqn)
+    is_copy = movable and reachable and is_cheap(eqn) and not (depends & PARAM and _shrinks(eqn))
     if is_copy:
         found.copies.update((eqn, *eqn.results))
     if is_copy or not floor:
         found.flags.update(dict.fromkeys(eqn.results, depends))
+
+
+def _shrinks(eqn: Eqn) -> bool:
+    """Whether the results are much smaller than what they are made of: they are sent rather than a parameter shared."""
+    operand_bytes = sum(o.type.num_bytes for o in eqn.operands)
+    return PARAM_SHRINKAGE * sum(r.type.num_bytes for r in eqn.results) < operand_bytes
 
 
 def only_param(joint: Joint) -> dict[Eqn, str]:

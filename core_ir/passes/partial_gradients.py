@@ -12,9 +12,9 @@ from plait.core_ir.graph import Eqn, Port, Value
 from plait.core_ir.ops.elementwise import add, convert, neg
 from plait.core_ir.ops.reduce import reduce_sum
 from plait.core_ir.ops.shape import reshape, transpose
-from plait.core_ir.passes.assign_forward import last
 from plait.core_ir.passes.availability import Availability
 from plait.core_ir.passes.backward_stages import BackwardStages
+from plait.core_ir.passes.forward_stages import last
 
 _LINEAR = (transpose, reshape, convert, reduce_sum, neg)
 """Ops of one operand through which a sum may be taken apart."""

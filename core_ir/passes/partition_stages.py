@@ -21,10 +21,11 @@ from plait.core_ir.graph import Graph, Port, Role, Value
 from plait.core_ir.ops.control import boundary
 from plait.core_ir.passes.assemble_tasks import StageParts, assemble_tasks
 from plait.core_ir.passes.assign_backward import assign_backward
-from plait.core_ir.passes.assign_forward import ForwardStages, assign_forward, first, members
+from plait.core_ir.passes.assign_forward import assign_forward
 from plait.core_ir.passes.backward_needs import BackwardNeeds, find_backward_needs
 from plait.core_ir.passes.backward_stages import BackwardStages
 from plait.core_ir.passes.crossings import Crossing, find_crossings
+from plait.core_ir.passes.forward_stages import ForwardStages, first, members
 from plait.core_ir.passes.free_values import find_free_values
 from plait.core_ir.passes.joint import Joint, take_apart
 from plait.core_ir.program import Edge, EdgeKind, Program, Stage
