@@ -37,6 +37,32 @@ def _mapper() -> Graph:
     return b.build()
 
 
+def _chooser() -> Graph:
+    """(carry, which i32) -> (a branch of carry, carry): a cond in a scan, with a constant in a branch."""
+    branches = []
+    for op, table in (("add", [1.0, 2.0, 3.0]), ("mul", [0.5, -0.5, 0.25])):
+        b = Builder(op)
+        x = b.input(VEC)
+        b.output(b(OPS[op], x, b.literal(table, named("f32"))))
+        branches.append(b.build())
+    b = Builder("chooser")
+    carry, which = b.input(VEC), b.input(type_("i32"))
+    b.output(b(OPS["cond"], which, carry, branches=tuple(branches)))
+    b.output(carry)
+    return b.build()
+
+
+def _nested() -> OpCase:
+    scan = dict(num_consts=0, num_carry=1, length=300, reverse=True)
+    which = random("i32", 300)
+    return case(
+        "scan",
+        "nested",
+        call(random("f32", 3), which, body=_chooser(), **scan),
+        tolerance="rounded",
+    )
+
+
 def _scans() -> OpCase:
     calls = []
     for length in (0, 1, 4, 140):
@@ -95,4 +121,4 @@ def _markers() -> list[OpCase]:
     return [case("boundary", "all", *marks), case("barrier", "all", call(*xs), call(xs[0]))]
 
 
-CASES = [_scans(), _conds(), _whiles(), *_markers()]
+CASES = [_scans(), _nested(), _conds(), _whiles(), *_markers()]

@@ -117,6 +117,7 @@ GROUPS: dict[str, dict[str, tuple[int, ...]]] = {
         "random_bits-all": (4,),
         "fold_in-all": (1,),
         "scan-all": (17,),
+        "scan-nested": (0,),
         "cond-all": (0, 6),
         "while-all": (2,),
         "boundary-all": (0,),
