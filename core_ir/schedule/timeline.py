@@ -119,13 +119,12 @@ class Timeline:
         """The memory that `rank` holds over time: `amount[k]` from `time[k]` on; starts at 0."""
         own = slice(*self.schedule.offsets[rank : rank + 2])
         taken, freed = memory_changes(self.schedule, self.memory)
-        time = np.concatenate([self.start[own], self.end[own]])
-        change = np.concatenate([taken[own], -freed[own]])
-        # What ends at a moment is freed before what starts then takes its own.
-        order = np.lexsort((change, time))
+        # Its actions run one by one, so their starts and ends take turns.
+        time = np.column_stack([self.start[own], self.end[own]]).ravel()
+        change = np.column_stack([taken[own], -freed[own]]).ravel()
         resident = self.memory.resident(self.schedule.placement, self.schedule.num_ranks)[rank]
-        amount = resident + np.concatenate([[0.0], np.cumsum(change[order])])
-        return np.concatenate([[0.0], time[order]]), amount
+        amount = resident + np.concatenate([[0.0], np.cumsum(change)])
+        return np.concatenate([[0.0], time]), amount
 
     def _longest(self, counted: NDArray[np.bool_]) -> float:
         first = np.full(self.schedule.num_ranks, np.inf)
