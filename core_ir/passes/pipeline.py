@@ -7,8 +7,9 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from plait.core_ir.graph import Eqn, Graph
 from plait.core_ir.passes.clean_bodies import clean_bodies
@@ -39,66 +40,58 @@ CLEANING: tuple[GraphPass, ...] = (
 )
 """What a joint graph goes through before it is cut."""
 
-TASK_PASSES: tuple[GraphPass, ...] = (sort_equations,)
-"""What every task goes through once its backward is split."""
 
-
-def clean_tasks(program: Program) -> Program:
-    """The program with every task taken through TASK_PASSES."""
-    stages = []
-    for stage in program.stages:
-        tasks = dict(stage.tasks)
-        for kind, task in stage.tasks.items():
-            for one in TASK_PASSES:
-                tasks[kind] = task = one(task)
-        stages.append(Stage(stage.index, tasks))
+def sort_tasks(program: Program) -> Program:
+    """The program with the equations of every task in canonical order."""
+    stages = [
+        Stage(stage.index, {kind: sort_equations(task) for kind, task in stage.tasks.items()})
+        for stage in program.stages
+    ]
     return replace(program, stages=tuple(stages))
 
 
-PROGRAM_PASSES: tuple[ProgramPass, ...] = (split_backward, clean_tasks, deduplicate_stages)
+PROGRAM_PASSES: tuple[ProgramPass, ...] = (split_backward, sort_tasks, deduplicate_stages)
 """What a program goes through once it is cut."""
 
 logger = logging.getLogger(__name__)
 
+_Before = TypeVar("_Before", Graph, Program)
+_After = TypeVar("_After", Graph, Program)
+
 
 @dataclass
-class Run:
-    """One run over the passes: logs name, time and the number of equations made anew; dumps the IR after each."""
+class Runner:
+    """Runs passes: verifies what each gives, logs its name, time and number of new equations, dumps the IR after it."""
 
     dump: Path | None = None
     num_passes: int = 0
 
-    def graph(self, name: str, before: Graph | None, make: Callable[[], Graph]) -> Graph:
-        """The result of a pass on a graph, verified."""
+    def run(self, name: str, one: Callable[[_Before], _After], before: _Before) -> _After:
+        """What a pass gives, verified."""
         started = time.perf_counter()
-        graph = verify(make())
-        old = set(before.eqns) if before else set()
-        self._record(name, started, _num_new(graph, old), print_graph, graph)
-        return graph
-
-    def program(self, name: str, before: set[Eqn], make: Callable[[], Program]) -> Program:
-        """The result of a pass on a program, verified."""
-        started = time.perf_counter()
-        program = verify_program(make())
-        num_new = sum(_num_new(task, before) for task in _tasks(program))
-        self._record(name, started, num_new, print_program, program)
-        return program
-
-    def _record(
-        self, name: str, started: float, num_new: int, text: Callable[..., str], ir: object
-    ) -> None:
-        logger.info("%s: %.3f s, %d equations new", name, time.perf_counter() - started, num_new)
+        after = one(before)
+        if isinstance(after, Graph):
+            verify(after)
+        else:
+            verify_program(after)
+        seconds = time.perf_counter() - started
+        num_new = len(_eqns(after) - _eqns(before))
+        logger.info("%s: %.3f s, %d equations new", name, seconds, num_new)
         if self.dump is not None:
             self.dump.mkdir(parents=True, exist_ok=True)
-            (self.dump / f"{self.num_passes:02d}_{name}.txt").write_text(text(ir))
+            text = print_graph(after) if isinstance(after, Graph) else print_program(after)
+            (self.dump / f"{self.num_passes:02d}_{name}.txt").write_text(text)
         self.num_passes += 1
+        return after
 
 
-def clean(graph: Graph, passes: Sequence[GraphPass] = CLEANING, run: Run | None = None) -> Graph:
+def clean(
+    graph: Graph, passes: Sequence[GraphPass] = CLEANING, runner: Runner | None = None
+) -> Graph:
     """The graph after the cleaning passes."""
-    run = run or Run()
+    runner = runner or Runner()
     for one in passes:
-        graph = run.graph(one.__name__, graph, lambda one=one, graph=graph: one(graph))  # type: ignore[misc]
+        graph = runner.run(one.__name__, one, graph)
     return graph
 
 
@@ -109,20 +102,16 @@ def build_program(
 
     dump: a folder that gets the text of the IR after each pass. PartitionError where the graph cannot be cut.
     """
-    run = Run(dump)
-    joint = clean(verify(graph), run=run)
-    program = run.program(
-        "partition_stages", set(joint.eqns), lambda: partition_stages(joint, num_stages, name=name)
-    )
+    runner = Runner(dump)
+    joint = clean(verify(graph), runner=runner)
+    cut = partial(partition_stages, num_stages=num_stages, name=name)
+    program: Program = runner.run("partition_stages", cut, joint)
     for one in PROGRAM_PASSES:
-        before = {eqn for task in _tasks(program) for eqn in task.eqns}
-        program = run.program(one.__name__, before, lambda one=one, program=program: one(program))  # type: ignore[misc]
+        program = runner.run(one.__name__, one, program)
     return program
 
 
-def _tasks(program: Program) -> list[Graph]:
-    return [task for stage in program.stages for task in stage.tasks.values()]
-
-
-def _num_new(graph: Graph, before: set[Eqn]) -> int:
-    return sum(eqn not in before for eqn in graph.eqns)
+def _eqns(ir: Graph | Program) -> set[Eqn]:
+    if isinstance(ir, Graph):
+        return set(ir.eqns)
+    return {eqn for stage in ir.stages for task in stage.tasks.values() for eqn in task.eqns}

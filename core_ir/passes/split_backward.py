@@ -13,14 +13,14 @@ What W reads of I is handed over, unless W can compute it again by a view or by 
 element) from fewer bytes: of ports that W keeps alive anyway, parameters and batch leaves count nothing.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from plait.core_ir.cost import eqn_flops
 from plait.core_ir.graph import Eqn, Graph, Port, Value
 from plait.core_ir.ops.control import extern
 from plait.core_ir.passes.assemble_tasks import build_graph
-from plait.core_ir.passes.equations import has_effect
+from plait.core_ir.passes.equations import has_effect, nested_graphs
 from plait.core_ir.passes.join_input_part import join_input_part
 from plait.core_ir.passes.recompute import is_view, price
 from plait.core_ir.passes.split_scans import split_scans
@@ -30,13 +30,28 @@ _FREE_ROLES = ("param", "buffer", "batch", "rng_key", "loss_grad")
 
 
 def split_backward(program: Program) -> Program:
-    """The program with tasks I and W beside B in every stage. A task without work is a graph without equations."""
-    return replace(program, stages=tuple(map(_split_stage, program.stages)))
+    """The program with tasks I and W beside B in every stage. A task without work is a graph without equations.
+
+    Control flow that makes both kinds of gradients and cannot be split stands in I, which a note says.
+    """
+    stages = tuple(map(_split_stage, program.stages))
+    notes = tuple(note for stage in stages for note in _whole_control_flow(stage))
+    return replace(program, stages=stages, notes=program.notes + notes)
 
 
 def _split_stage(stage: Stage) -> Stage:
     input_part, weight_part = split_task(stage.tasks["B"])
     return Stage(stage.index, {**stage.tasks, "I": input_part, "W": weight_part})
+
+
+def _whole_control_flow(stage: Stage) -> Iterator[str]:
+    given = {v for _, v in stage.tasks["I"].outputs_of("param_grad")}
+    for eqn in stage.tasks["I"].eqns:
+        if any(True for _ in nested_graphs(eqn)) and any(r in given for r in eqn.results):
+            yield (
+                f"stage {stage.index}: {eqn.op.name} ({eqn.source}) makes input and weight gradients together and was"
+                " not split: both are computed in I"
+            )
 
 
 def split_task(graph: Graph) -> tuple[Graph, Graph]:

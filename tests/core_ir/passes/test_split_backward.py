@@ -10,14 +10,14 @@ from test_partition_stages import cut_and_check, edges, ops
 from plait.core_ir.build import Builder
 from plait.core_ir.cost import eqn_flops
 from plait.core_ir.graph import Graph, Value
-from plait.core_ir.ops.control import boundary, extern, scan
+from plait.core_ir.ops.control import boundary, cond, extern, scan
 from plait.core_ir.ops.elementwise import add, logistic, mul, sub, tanh
 from plait.core_ir.ops.linalg import dot_general
 from plait.core_ir.ops.reduce import reduce_sum
 from plait.core_ir.passes.partition_stages import partition_stages
 from plait.core_ir.passes.split_backward import split_backward
 from plait.core_ir.program import Program
-from plait.core_ir.types import TensorType, f64
+from plait.core_ir.types import TensorType, f64, i32
 from plait.core_ir.verify import verify, verify_program
 
 
@@ -307,3 +307,27 @@ def test_a_scan_without_costly_weight_gradients_stays_whole() -> None:
     b.output(ds, "param_grad", "s")
     program = cut_and_check(b.build(), 1)
     assert [ops(program, 0, kind).count("scan") for kind in ("I", "W")] == [0, 1]
+
+
+def test_control_flow_that_cannot_be_split_is_noted() -> None:
+    branch = Builder("branch")
+    d, h, w = (branch.input(TensorType(f64, (3, 3))) for _ in range(3))
+    branch.output(_nt(branch, d, w))
+    branch.output(_tn(branch, h, d))
+    body = branch.build()
+    b = Builder("branches")
+    x, w0, w1 = (
+        matrix(b, r, n, 3, 3) for r, n in (("batch", "x"), ("param", "w0"), ("param", "w1"))
+    )  # type: ignore[arg-type]
+    (h,) = cut(b, 0, matmul(b, x, w0))
+    b.output(total(b, matmul(b, h, w1)), "loss", "")
+    g = b.expand(b.input(TensorType(f64, ()), "loss_grad", ""), (3, 3))
+    dh, dw = b.emit(cond, b.literal(0, i32), g, h, w1, branches=(body, body))
+    (dh,) = b.emit(boundary, dh, index=0, backward=True)
+    b.output(dw, "param_grad", "w1")
+    b.output(_tn(b, x, dh), "param_grad", "w0")
+    program = cut_and_check(b.build(), 2)
+    assert "cond" in ops(program, 1, "I")
+    assert program.notes[-1].startswith(
+        "stage 1: cond (unknown source) makes input and weight gradients"
+    )
