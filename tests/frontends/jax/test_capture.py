@@ -17,7 +17,10 @@ from plait.frontends.jax.trees import named_leaves
 
 X = random((4, 3), low=-1, high=1)
 PARAMS = {
-    "layers": [{"w": random((3, 3))}, {"w": random((3, 2)), "b": random((2,))}],
+    "layers": [
+        {"w": random((3, 3), low=-1, high=1)},
+        {"w": random((3, 2), low=-1, high=1), "b": random((2,), low=-1, high=1)},
+    ],
     "scale": np.float32(2),
 }
 
