@@ -10,7 +10,7 @@ from plait.core_ir.schedule.html import render_html
 from plait.core_ir.schedule.ir import Action
 from plait.core_ir.schedule.kinds import KINDS, ActionKind
 from plait.core_ir.schedule.recipe import Recipe, Request
-from plait.core_ir.schedule.registry import build, find, ranks_for, recipes, register
+from plait.core_ir.schedule.registry import build, find, ranks_for, recipes, register, shape_for
 from plait.core_ir.schedule.schedule import Schedule
 from plait.core_ir.schedule.svg import render_svg
 from plait.core_ir.schedule.timeline import Timeline
@@ -38,4 +38,5 @@ __all__ = [
     "render_html",
     "render_svg",
     "render_trace",
+    "shape_for",
 ]

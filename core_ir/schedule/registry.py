@@ -49,6 +49,22 @@ def ranks_for(name: str, num_stages: int, stages_per_rank: int | None = None) ->
     return num_stages // per_rank
 
 
+def shape_for(name: str, num_stages: int, num_ranks: int | None = None) -> tuple[int, int]:
+    """`(num_ranks, stages_per_rank)` for which schedule `name` runs `num_stages` stages.
+
+    Without `num_ranks` the schedule's default number of stages a rank decides. Raises
+    `ScheduleError` where the stages do not fit.
+    """
+    recipe = find(name)
+    if num_ranks is None:
+        return ranks_for(name, num_stages), recipe.stages_per_rank
+    if num_ranks < 1 or num_stages % num_ranks:
+        raise ScheduleError(
+            f"{num_stages} stages cannot be put on {num_ranks} ranks, the same number on each"
+        )
+    return num_ranks, _stages_per_rank(recipe, num_stages // num_ranks)
+
+
 def build(
     name: str,
     num_ranks: int,

@@ -153,17 +153,22 @@ def memory_changes(table: ActionTable, memory: Memory) -> tuple[FloatArray, Floa
     return taken, freed
 
 
+def held_during(table: ActionTable, memory: Memory) -> FloatArray:
+    """What its rank holds while each action runs: what it takes, and what it frees at its end, too."""
+    taken, freed = memory_changes(table, memory)
+    held = np.cumsum(taken) - (np.cumsum(freed) - freed)
+    # The sums run on from rank to rank; each starts with what it holds all the time.
+    begin = table.offsets[:-1]
+    begun = np.diff(table.offsets) > 0
+    resident = memory.resident(table.placement, table.num_ranks)
+    resident[begun] -= held[begin[begun]] - taken[begin[begun]]
+    return held + resident[table.rank_of_action]
+
+
 def peak_memory(table: ActionTable, memory: Memory) -> FloatArray:
     """The most memory each rank holds. Its actions run one by one, so their order alone decides."""
-    taken, freed = memory_changes(table, memory)
-    # While an action runs, what it takes is held, and so is what it frees at its end.
-    held = np.cumsum(taken) - (np.cumsum(freed) - freed)
     peaks = memory.resident(table.placement, table.num_ranks)
-    for rank in range(table.num_ranks):
-        begin, stop = table.offsets[rank], table.offsets[rank + 1]
-        if begin < stop:
-            before = held[begin] - taken[begin]
-            peaks[rank] += held[begin:stop].max() - before
+    np.maximum.at(peaks, table.rank_of_action, held_during(table, memory))
     return peaks
 
 

@@ -15,7 +15,7 @@ from plait.core_ir.schedule.edges import resolve_edges
 from plait.core_ir.schedule.ir import ActionTable, IntArray
 from plait.core_ir.schedule.kinds import HAS_STAGE, IS_COMPUTE, OPT, OVERLAP_F_B
 from plait.core_ir.schedule.messages import check_messages
-from plait.core_ir.schedule.timeline import peak_memory
+from plait.core_ir.schedule.timeline import held_during, peak_memory
 from plait.core_ir.schedule.times import Memory
 
 # A sum of many floats may exceed a limit that it meets on paper.
@@ -65,13 +65,16 @@ def validate(
 
 def check_memory(table: ActionTable, memory: Memory, memory_limit: float) -> None:
     """Raise `ScheduleError` if a rank holds more than `memory_limit`, in the unit of `memory`."""
-    if not keeps_limit(table, memory, memory_limit):
-        peaks = peak_memory(table, memory)
-        rank = int(peaks.argmax())
-        raise ScheduleError(
-            f"rank {rank} of schedule {table.name!r} holds up to {peaks[rank]:g}, over the memory"
-            f" limit of {memory_limit:g}; give at least that, or take a schedule that holds less"
-        )
+    if keeps_limit(table, memory, memory_limit):
+        return
+    held = held_during(table, memory)
+    index = int(np.flatnonzero(held > memory_limit * (1 + _ROUNDING))[0])
+    rank = int(table.rank_of_action[index])
+    raise ScheduleError(
+        f"{table.where(index)} makes rank {rank} of schedule {table.name!r} hold {held[index]:g},"
+        f" over the memory limit of {memory_limit:g}; it takes {held.max():g}: give at least that, or"
+        " take a schedule that holds less"
+    )
 
 
 def keeps_limit(table: ActionTable, memory: Memory, memory_limit: float) -> bool:
@@ -92,10 +95,10 @@ def _check_placement(table: ActionTable) -> None:
 
 
 def _check_complete(table: ActionTable, tasks: TaskPositions, forward_only: bool) -> None:
-    for position, letter, needed in (
-        (tasks.forward, "F", True),
-        (tasks.input_gradient, "I", not forward_only),
-        (tasks.weight_gradient, "W", not forward_only),
+    for position, letter, needed, later in (
+        (tasks.forward, "F", True, tasks.input_gradient),
+        (tasks.input_gradient, "I", not forward_only, tasks.weight_gradient),
+        (tasks.weight_gradient, "W", not forward_only, None),
     ):
         wrong = np.argwhere((position < 0) if needed else (position >= 0))
         if not wrong.size:
@@ -107,9 +110,11 @@ def _check_complete(table: ActionTable, tasks: TaskPositions, forward_only: bool
         task = f"{stage}{letter}{microbatch}"
         if letter != "F":
             task += f" (or {stage}B{microbatch})"
+        deadline = -1 if later is None else int(later[stage, microbatch])
+        before = f", before {table.where(deadline)}" if deadline >= 0 else ""
         raise ScheduleError(
             f"{task} is missing in schedule {table.name!r}: rank {table.placement[stage]}, where"
-            f" stage {stage} is placed, must run it once"
+            f" stage {stage} is placed, must run it once{before}"
         )
 
 

@@ -8,11 +8,13 @@ from plait.core_ir.schedule import (
     Recipe,
     Request,
     Schedule,
+    Times,
     build,
     find,
     ranks_for,
     recipes,
     register,
+    shape_for,
 )
 from plait.core_ir.schedule import registry as registry_module
 from plait.core_ir.schedule.text import parse_action
@@ -41,8 +43,8 @@ def test_unknown_name_lists_what_exists():
         ((2, -1), {}, "num_microbatches must be 1 or more, got -1"),
         ((2, 2.5), {}, r"num_microbatches must be 1 or more, got 2\.5"),
         ((2, 2), {"stages_per_rank": 2}, "cannot have 2 stages a rank: stages = ranks"),
-        ((4, 8), {"memory_limit": 3}, "holds up to 4, over the memory limit of 3"),
-        ((4, 8), {"memory": Memory(2), "memory_limit": 7}, "holds up to 8, over"),
+        ((4, 8), {"memory_limit": 3}, "hold 4, over the memory limit of 3; it takes 4"),
+        ((4, 8), {"memory": Memory(2), "memory_limit": 7}, "hold 8, over"),
     ],
 )
 def test_numbers_that_a_schedule_cannot_have_are_errors(arguments, options, message):
@@ -60,6 +62,27 @@ def test_ranks_follow_from_stages():
     assert ranks_for("zb-h1", 4) == 4
     with pytest.raises(ScheduleError, match="which 0 stages do not fill"):
         ranks_for("zb-h1", 0)
+
+
+def test_shape_follows_from_stages_and_ranks():
+    assert shape_for("1f1b", 4) == (4, 1)
+    assert shape_for("zbv", 4) == (2, 2)
+    assert shape_for("interleaved-1f1b", 12) == (6, 2)
+    assert shape_for("interleaved-1f1b", 12, 4) == (4, 3)
+    assert shape_for("auto", 4) == (4, 1)
+    assert shape_for("auto", 4, 2) == (2, 2)
+    with pytest.raises(ScheduleError, match="7 stages cannot be put on 2 ranks"):
+        shape_for("auto", 7, 2)
+    with pytest.raises(ScheduleError, match="'zbv' cannot have 1 stages a rank"):
+        shape_for("zbv", 4, 4)
+
+
+def test_times_by_stage_say_how_many_stages_a_rank_has():
+    assert build("interleaved-1f1b", 2, 4, times=Times([1] * 6, 1, 1)).num_stages == 6
+    assert build("interleaved-1f1b", 2, 4, times=Times(1, 1, 1)).num_stages == 4
+    assert build("auto", 2, 4, times=Times(1, [1] * 4, 1)).num_stages == 4
+    with pytest.raises(ScheduleError, match=r"Times\.f .* 3 stages, got 4 values"):
+        build("auto", 3, 4, times=Times([1] * 4, 1, 1))
 
 
 @pytest.fixture

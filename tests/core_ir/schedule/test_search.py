@@ -271,3 +271,22 @@ def test_auto_declares_what_it_takes():
     assert AUTO.stages_are_free
     assert "memory_limit" in AUTO.needs
     assert math.isinf(pose(Request(2, 2), (0, 1), None).limit[0])
+
+
+def test_golden_zb_2p_of_four_ranks():
+    schedule = build("zb-2p", 4, 8)
+    assert [" ".join(map(str, schedule.rank(rank))) for rank in range(4)] == [
+        "0F0 0F1 0F2 0F3 0F4 0F5 0F6 0I0 0F7 0I1 0W0 0I2 0W1 0I3 0W2 0I4 0W3 0I5 0W4 0I6 0W5 0I7"
+        " 0W6 0W7",
+        "1F0 1F1 1F2 1F3 1F4 1I0 1F5 1I1 1F6 1I2 1F7 1I3 1W0 1I4 1W1 1I5 1W2 1I6 1W3 1I7 1W4 1W5"
+        " 1W6 1W7",
+        "2F0 2F1 2F2 2I0 2F3 2I1 2F4 2I2 2F5 2I3 2F6 2I4 2F7 2I5 2W0 2I6 2W1 2I7 2W2 2W3 2W4 2W5"
+        " 2W6 2W7",
+        "3F0 3I0 3F1 3I1 3F2 3I2 3F3 3I3 3F4 3I4 3F5 3I5 3F6 3I6 3F7 3I7 3W0 3W1 3W2 3W3 3W4 3W5"
+        " 3W6 3W7",
+    ]
+    timeline = schedule.simulate(Times(1, 1, 1))
+    assert (timeline.makespan, timeline.longest_span) == (27, 24)
+    # The rank before the last waits for 3I0, not for 3W0, which the last rank leaves for the end.
+    when = {str(task.action): task for task in timeline.tasks}
+    assert when["2I0"].start == when["3I0"].end < when["3W0"].start

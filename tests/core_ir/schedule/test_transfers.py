@@ -163,7 +163,7 @@ def test_parameters_are_held_all_the_time():
     plain = build("zbv", 2, 4).simulate(UNIT).peak_memory
     assert timeline.peak_memory.tolist() == (plain + 50).tolist()
     assert timeline.peak_activations.tolist() == plain.tolist()
-    with pytest.raises(ScheduleError, match="holds up to 54, over the memory limit of 53"):
+    with pytest.raises(ScheduleError, match="over the memory limit of 53; it takes 54"):
         build("zbv", 2, 4, memory=memory, memory_limit=53)
 
 

@@ -30,7 +30,8 @@ def remade(schedule: Schedule, rows: list[list[Action]]) -> Schedule:
 FAULTS = {
     "missing forward": (
         ("0F0 0B0 0B1", "1F0 1B0 1F1 1B1"),
-        r"0F1 is missing in schedule 'hand-made': rank 0, where stage 0 is placed, must run it once",
+        r"0F1 is missing in schedule 'hand-made': rank 0, where stage 0 is placed, must run it once, before"
+        r" rank 0, position 2: 0B1",
     ),
     "missing backward": (("0F0 0F1 0B0", "1F0 1B0 1F1 1B1"), r"0I1 \(or 0B1\) is missing"),
     "missing weight gradient": (
@@ -180,7 +181,8 @@ def test_memory_bound():
     schedule = build("1f1b", 4, 8)
     schedule.validate(memory=Memory(2.0), memory_limit=8.0)
     with pytest.raises(
-        ScheduleError, match=r"rank 0 of schedule '1f1b' holds up to 8, over .* 7.5"
+        ScheduleError,
+        match=r"rank 0, position 3: 0F3 makes rank 0 of schedule '1f1b' hold 8, over .* 7.5; it takes 8: give at",
     ):
         schedule.validate(memory=Memory(2.0), memory_limit=7.5)
 
