@@ -173,9 +173,7 @@ def _is_random(target: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in tags
 
 
-def export_joint(
-    module: nn.Module, args: Sequence[Tensor], mode: FakeTensorMode, recorder: Recorder
-) -> JointGraph:
+def export_joint(module: nn.Module, args: Sequence[Tensor], recorder: Recorder) -> JointGraph:
     """The joint graph of a module that returns `(loss, ...)`; the module and the arguments hold fake tensors.
 
     CaptureError for an op whose result's shape, or a Python value, depends on data.
@@ -183,9 +181,7 @@ def export_joint(
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.compiler._compile_session_context())
-            stack.enter_context(
-                torch.compiler.set_stance("force_eager")
-            )  # the user's torch.compile
+            stack.enter_context(torch.compiler.set_stance("force_eager"))  # the user's compile
             stack.enter_context(mock.patch.object(HigherOrderOperator, "__call__", _refuse))
             stack.enter_context(recorder.recording())
             joint = aot_export_joint_with_descriptors(stack, module, tuple(args))

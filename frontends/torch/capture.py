@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from plait.core_ir.build import Builder
 from plait.core_ir.errors import CaptureError, UsageError
-from plait.core_ir.graph import Value
+from plait.core_ir.graph import Graph, Value
 from plait.core_ir.ops import elementwise as ew
 from plait.core_ir.types import KEY, TensorType
 from plait.frontends.batch import BatchSpec, batch_spec
@@ -98,7 +98,7 @@ def trace(
         stack.enter_context(marking(model, split, program.marks))
         with mode:
             args = [_fake(leaf.type, where) for leaf in spec.leaves if leaf.type is not None]
-        joint = aot.export_joint(program, args, mode, recorder)
+        joint = aot.export_joint(program, args, recorder)
         program.marks.require_met(split)
     return program, joint
 
@@ -107,7 +107,9 @@ def _fake(type: TensorType, device: torch.device) -> Tensor:
     return torch.empty(type.shape, dtype=TO_TORCH[type.dtype], device=device)
 
 
-def lower_joint(joint: aot.JointGraph, held: ModelState, spec: BatchSpec, program: Program) -> Any:
+def lower_joint(
+    joint: aot.JointGraph, held: ModelState, spec: BatchSpec, program: Program
+) -> Graph:
     """The joint graph as a Graph with the ports of `frontends.captured`."""
     b = Builder("joint")
     inputs = {leaf.name: b.input(leaf.type, leaf.role, leaf.name) for leaf in held.leaves}

@@ -18,6 +18,7 @@ from plait.core_ir.ops import control
 from plait.core_ir.ops import random as rnd
 from plait.core_ir.types import TensorType, u32
 from plait.frontends.torch import (
+    lower_arithmetic,
     lower_attention,
     lower_convolution,
     lower_create,
@@ -41,6 +42,7 @@ from plait.frontends.torch.extern import extern
 from plait.frontends.torch.rules import Hidden, Result, Rules, Site
 
 TABLE: Rules = {
+    **lower_arithmetic.RULES,
     **lower_elementwise.RULES,
     **lower_shape.RULES,
     **lower_create.RULES,

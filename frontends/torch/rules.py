@@ -74,6 +74,10 @@ class Site:
             return self.b.full(type, x)
         return self.b.expand(self.b.convert(x, type.dtype), type.shape)
 
+    def operands(self, *xs: Operand) -> tuple[Value, ...]:
+        """Each in the type of the result."""
+        return tuple(self.like(x, self.type) for x in xs)
+
     def add(self, x: Value, y: Operand) -> Value:
         """x + y; a number, or a smaller tensor, takes the type of x. So too below."""
         return self(ew.add, x, self.like(y, x.type))
