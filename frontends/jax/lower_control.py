@@ -7,6 +7,7 @@ from plait.core_ir.build import Builder
 from plait.core_ir.errors import CaptureError
 from plait.core_ir.graph import Value
 from plait.core_ir.ops import control as ops
+from plait.core_ir.types import i32
 from plait.frontends.jax.jaxpr import closed
 from plait.frontends.jax.lower_extern import extern
 from plait.frontends.jax.lower_unroll import unroll_scan
@@ -51,9 +52,29 @@ def _refuse_cut(site: Site, *bodies: object) -> None:
 
 def _cond(b: Builder, site: Site, index: Value, *operands: Value) -> tuple[Value, ...]:
     branches = site.params["branches"]
+    if site.params.get("branches_platforms"):
+        return _default_branch(b, site, *operands)
     _refuse_cut(site, *branches)
     graphs = tuple(site.lowering.body(f"branch{i}", branch) for i, branch in enumerate(branches))
     return b.emit(ops.cond, index, *operands, branches=graphs)
+
+
+def _default_branch(b: Builder, site: Site, *operands: Value) -> tuple[Value, ...]:
+    """A branch for each platform: a program runs on any, so the one that serves them all."""
+    platforms = site.params["branches_platforms"]
+    if None not in platforms:
+        raise CaptureError(
+            f"{site.source}: lax.platform_dependent without a default has branches for {platforms} only, and Plait "
+            "compiles for any platform; add default=..."
+        )
+    branch = site.params["branches"][platforms.index(None)]
+    return tuple(site.lowering.inline(b, branch, *operands))
+
+
+def _platform_index(b: Builder, site: Site) -> list[Value]:
+    """Which platform runs: read by `cond` alone, which takes its default branch."""
+    platforms = site.params["platforms"]
+    return [b.literal(platforms.index(None) if None in platforms else 0, i32)]
 
 
 def _while(b: Builder, site: Site, *operands: Value) -> tuple[Value, ...]:
@@ -134,6 +155,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "remat2": _remat,
         "custom_linear_solve": _linear_solve,
         "cond": _cond,
+        "platform_index": _platform_index,
         "while": _while,
         "scan": _scan,
         "optimization_barrier": _barrier,

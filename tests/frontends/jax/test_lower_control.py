@@ -97,6 +97,8 @@ CASES = [
     Case("cond", "clamped", branch, (np.int32(-7), X)),
     Case("cond", "false", choose, (np.bool_(False), X)),
     Case("cond", "true-gradient", jax.grad(total(choose), 1), (np.bool_(True), X)),
+    Case("platform_index", "diagonal", jnp.diagonal, (W,)),
+    Case("platform_index", "gradient", jax.grad(lambda x: jnp.sum(jnp.diagonal(x) ** 2)), (W,)),
     Case("while", "newton", newton, (np.array([2.0, 9.0], "f4"),)),
     Case(
         "while",
@@ -160,6 +162,11 @@ def test_calls_are_inlined_and_loops_are_kept() -> None:
     assert ops(rnn, W, X) == ["constant", "broadcast", "scan"]
     assert "while" in ops(newton, X)
     assert "cond" in ops(choose, np.bool_(True), X)
+
+
+def test_branches_by_platform_need_a_default() -> None:
+    with pytest.raises(CaptureError, match=r"test_lower_control.py:\d+: .*add default"):
+        lower(lambda x: lax.platform_dependent(x, cpu=jnp.sin, cuda=jnp.cos), X)
 
 
 def test_a_boundary_inside_a_branch_is_refused() -> None:
