@@ -142,8 +142,11 @@ class Step:
     _buffers: dict[str, Any] = field(default_factory=dict)
 
     def compute(self, action: Action) -> None:
-        """Run the tasks of one action. ExecutionError names stage, microbatch and action where one fails."""
-        for part in action.parts:
+        """Run the tasks of one action, of an F&B pair its backward first.
+
+        ExecutionError names stage, microbatch and action where one fails.
+        """
+        for part in reversed(action.parts):
             stage, microbatch = _place(part)
             for kind in _TASKS_OF[part.kind.name]:
                 if kind != "F" and not self.inputs.backward:
@@ -330,7 +333,7 @@ def _effects(action: Action) -> Iterator[tuple[str, int, int]]:
 
 def _is_ready(action: Action, program: Program, done: set[tuple[str, int, int]]) -> bool:
     made = set[tuple[str, int, int]]()
-    for part in action.parts:
+    for part in reversed(action.parts):
         stage, microbatch = _place(part)
         for kind in _TASKS_OF[part.kind.name]:
             needs = [("F", stage)] if kind == "I" else [("I", stage)] if kind == "W" else []

@@ -15,7 +15,7 @@ from plait.core_ir.schedule.schedule import Schedule
 from plait.extras import Framework, installed, load
 from plait.frontends.captured import Captured
 from plait.options import check_options, framework_of
-from plait.pipeline import Pipeline
+from plait.pipeline import Pipeline, estimated_times
 
 
 def compile(
@@ -73,7 +73,6 @@ def compile(
         mesh=mesh,
         stage_axis=stage_axis,
         passes=passes,
-        schedule=schedule,
         device=device,
         seed=seed,
         has_aux=has_aux,
@@ -155,13 +154,14 @@ def schedule_for(
     elif isinstance(schedule, os.PathLike) or str(schedule).endswith(".csv"):
         chosen = Schedule.from_csv(Path(schedule))
     elif isinstance(schedule, str):
-        needed = registry.ranks_for(schedule, stages)
-        if num_ranks is not None and num_ranks != needed:
-            raise ScheduleError(
-                f"schedule {schedule!r} puts {stages} stages on {needed} ranks, but num_ranks is {num_ranks}; "
-                "cut the model into another number of stages, or leave num_ranks out"
-            )
-        chosen = registry.build(schedule, needed, num_microbatches)
+        ranks, per_rank = registry.shape_for(schedule, stages, num_ranks)
+        chosen = registry.build(
+            schedule,
+            ranks,
+            num_microbatches,
+            stages_per_rank=per_rank,
+            times=estimated_times(program),
+        )
     else:
         raise UsageError(
             f"schedule must be a name, a plait.Schedule or a path to a CSV file, got {schedule!r}"

@@ -77,7 +77,6 @@ def check_options(
     mesh: object,
     stage_axis: str,
     passes: object,
-    schedule: object,
     device: object,
     seed: object,
     has_aux: bool,
@@ -89,7 +88,7 @@ def check_options(
     backend = framework if backend is None else backend
     if backend not in get_args(Framework):
         raise UsageError(f"unknown backend {backend!r}; there are: {', '.join(ENGINES)}")
-    _check_not_built(split, remat, mesh, stage_axis, passes, schedule)
+    _check_not_built(split, remat, mesh, stage_axis, passes)
     engines = ENGINES[backend]
     if engine is None:
         distributed = backend == "torch" and world_size > 1
@@ -126,7 +125,7 @@ def _misplaced(option: str, value: object, backend: str, table: dict[str, tuple[
 
 
 def _check_not_built(
-    split: object, remat: object, mesh: object, stage_axis: str, passes: object, schedule: object
+    split: object, remat: object, mesh: object, stage_axis: str, passes: object
 ) -> None:
     pending = {
         "split=int": _is_int(split),
@@ -134,7 +133,6 @@ def _check_not_built(
         "mesh": mesh is not None,
         "stage_axis": stage_axis != "stage",
         "passes": passes is not None,
-        "schedule='auto'": schedule == "auto",
     }
     for name, asked in pending.items():
         if asked:

@@ -113,14 +113,8 @@ class Pipeline:
 
     def simulate(self, times: Times | None = None) -> Timeline:
         """The schedule in time: by `times`, else as `profile` measured, else by the cost model's estimate."""
-        chosen = times or self._profile or self._estimated_times
+        chosen = times or self._profile or estimated_times(self.program)
         return self.schedule.simulate(chosen, edges=self.program.edge_kinds())
-
-    @cached_property
-    def _estimated_times(self) -> Times:
-        stages = self.program.stages
-        f, i, w = ([seconds(stage.tasks[kind]) for stage in stages] for kind in ("F", "I", "W"))
-        return Times(f=f, i=i, w=w)
 
     # Inside.
 
@@ -200,6 +194,12 @@ class Pipeline:
             for name, _ in graph.outputs_of("param_grad")
         }
         return frozenset(leaf.name for leaf in self.captured.leaves) - used
+
+
+def estimated_times(program: Program) -> Times:
+    """Seconds of the tasks by the cost model."""
+    f, i, w = ([seconds(stage.tasks[kind]) for stage in program.stages] for kind in ("F", "I", "W"))
+    return Times(f=f, i=i, w=w)
 
 
 def step_keys(seed: int, step: int, num_microbatches: int) -> NDArray[np.uint32]:
