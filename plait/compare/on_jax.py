@@ -63,8 +63,9 @@ class OptaxTrainer:
         self._pipeline = pipeline
         leaves, self._treedef = jax.tree.flatten(parameter_tree(pipeline, jnp.asarray))
         b1, b2 = adamw.betas
+        rate = optax.linear_schedule(adamw.lr, 0.0, adamw.steps)
         self._optimizer = optax.adamw(
-            adamw.lr, b1=b1, b2=b2, eps=adamw.eps, weight_decay=adamw.weight_decay
+            rate, b1=b1, b2=b2, eps=adamw.eps, weight_decay=adamw.weight_decay
         )
         self._leaves = [(leaf, self._optimizer.init(leaf)) for leaf in leaves]
         self._update = jax.jit(self._updated)

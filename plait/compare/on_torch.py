@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.optim.lr_scheduler import LambdaLR
 
 from plait.compare import memory
 from plait.compare.job import Job
@@ -75,13 +76,14 @@ class StepTrainer:
 
     def __init__(self, pipeline: Pipeline, adamw: AdamW) -> None:
         self._pipeline = pipeline
-        self._optimizer = _optimizer(list(pipeline.parameters()), adamw)
+        self._optimizer, self._rate = _optimizer(list(pipeline.parameters()), adamw)
 
     def step(self, batch: Any) -> float:
         """One update; the loss before it."""
         self._optimizer.zero_grad()
         loss = self._pipeline.step(batch)
         self._optimizer.step()
+        self._rate.step()
         return float(to_numpy(loss))
 
     def loss(self, batch: Any) -> float:
@@ -96,7 +98,7 @@ class TreeTrainer:
         self._pipeline = pipeline
         self._params = parameter_tree(pipeline, _tensor)
         self._leaves = load("jax", "compare.on_jax").leaves
-        self._optimizer = _optimizer(self._leaves(self._params), adamw)
+        self._optimizer, self._rate = _optimizer(self._leaves(self._params), adamw)
 
     def step(self, batch: Any) -> float:
         """One update; the loss before it. A rank updates the parameters of its own stages."""
@@ -104,6 +106,7 @@ class TreeTrainer:
         for leaf, grad in zip(self._leaves(self._params), self._leaves(grads), strict=True):
             leaf.grad = grad
         self._optimizer.step()
+        self._rate.step()
         return float(to_numpy(loss))
 
     def loss(self, batch: Any) -> float:
@@ -111,14 +114,15 @@ class TreeTrainer:
         return float(to_numpy(self._pipeline.forward(batch, self._params)))
 
 
-def _optimizer(parameters: list[torch.Tensor], adamw: AdamW) -> torch.optim.AdamW:
-    return torch.optim.AdamW(
+def _optimizer(parameters: list[torch.Tensor], adamw: AdamW) -> tuple[torch.optim.AdamW, LambdaLR]:
+    optimizer = torch.optim.AdamW(
         parameters,
         lr=adamw.lr,
         betas=adamw.betas,
         eps=adamw.eps,
         weight_decay=adamw.weight_decay,
     )
+    return optimizer, LambdaLR(optimizer, lambda step: 1 - step / adamw.steps)
 
 
 def _tensor(array: Array) -> torch.Tensor:
