@@ -48,6 +48,13 @@ def hanging() -> Built:
     raise AssertionError("not reached")
 
 
+def waiting() -> Built:
+    """As `hanging`, without a process of its own."""
+    _note(os.getpid())
+    time.sleep(1000)
+    raise AssertionError("not reached")
+
+
 def no_triple() -> Any:
     """Not what a build returns."""
     return _loss
@@ -59,7 +66,9 @@ def _loss(model: nn.Module, batch: Tensor) -> Tensor:
 
 def _note_processes() -> None:
     """Write the ids of this process and of one that it starts."""
-    child = subprocess.Popen(["sleep", "1000"])
-    folder = Path(os.environ["PROCESS_IDS"])
-    for pid in (os.getpid(), child.pid):
-        (folder / str(pid)).touch()
+    _note(os.getpid())
+    _note(subprocess.Popen(["sleep", "1000"]).pid)
+
+
+def _note(pid: int) -> None:
+    (Path(os.environ["PROCESS_IDS"]) / str(pid)).touch()

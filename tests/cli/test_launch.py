@@ -1,7 +1,12 @@
 """Whatever a worker does, there is one clear error, and no process is left."""
 
 import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,6 +64,27 @@ def test_listener_that_raises_ends_the_processes(make_job: MakeJob) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         run_job(make_job("builds:working"), listen, timeout=120.0)
+
+
+@pytest.mark.parametrize(
+    ("model", "sent", "code"),
+    [("builds:hanging", signal.SIGINT, 130), ("builds:waiting", signal.SIGKILL, -signal.SIGKILL)],
+)
+def test_workers_end_with_the_command_that_started_them(
+    make_job: MakeJob,
+    left_alive: LeftAlive,
+    tmp_path: Path,
+    model: str,
+    sent: signal.Signals,
+    code: int,
+) -> None:
+    options = ("--engine", "local", "--ranks", "1")
+    command = subprocess.Popen([sys.executable, "-m", "plait.cli", "compare", model, *options])
+    while not list(tmp_path.iterdir()) and command.poll() is None:
+        time.sleep(0.05)
+    command.send_signal(sent)
+    assert command.wait(timeout=30) == code
+    assert left_alive() == []
 
 
 def test_environment_of_a_rank(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
