@@ -9,7 +9,7 @@ from plait.core_ir.errors import UsageError
 from plait.core_ir.op import Array
 from plait.core_ir.types import DTYPES, TensorType, dtype_of
 
-_TORCH_NAMES = {
+TORCH_NAMES = {
     "bool": "bool",
     "int8": "i8",
     "int16": "i16",
@@ -28,6 +28,7 @@ _TORCH_NAMES = {
     "float8_e4m3fn": "f8e4m3fn",
     "float8_e5m2": "f8e5m2",
 }
+"""Names of torch's dtypes, as attributes of `torch`, and of ours."""
 
 
 def is_torch(x: object) -> bool:
@@ -45,7 +46,7 @@ def array_type(x: Any) -> TensorType:
     shape = tuple(int(d) for d in x.shape)
     name = str(x.dtype)
     if name.startswith("torch."):
-        known = _TORCH_NAMES.get(name.removeprefix("torch."))
+        known = TORCH_NAMES.get(name.removeprefix("torch."))
         if known is None:
             raise UsageError(f"arrays of dtype {name} have no counterpart in Plait's types")
         return TensorType(DTYPES[known], shape)

@@ -5,29 +5,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from plait.core_ir.arrays import array_type, is_torch, to_numpy
+from plait.core_ir.arrays import TORCH_NAMES, array_type, is_torch, to_numpy
 from plait.core_ir.errors import UsageError
 from plait.core_ir.types import DType, TensorType, dtype
 
-_TORCH: dict[str, torch.dtype] = {
-    "bool": torch.bool,
-    "i8": torch.int8,
-    "i16": torch.int16,
-    "i32": torch.int32,
-    "i64": torch.int64,
-    "u8": torch.uint8,
-    "u16": torch.uint16,
-    "u32": torch.uint32,
-    "u64": torch.uint64,
-    "f16": torch.float16,
-    "bf16": torch.bfloat16,
-    "f32": torch.float32,
-    "f64": torch.float64,
-    "f8e4m3fn": torch.float8_e4m3fn,
-    "f8e5m2": torch.float8_e5m2,
-    "c64": torch.complex64,
-    "c128": torch.complex128,
-}
+_TORCH: dict[str, torch.dtype] = {ours: getattr(torch, name) for name, ours in TORCH_NAMES.items()}
 _PLAIT = {theirs: dtype(name) for name, theirs in _TORCH.items()}
 _BITS = {1: (np.uint8, torch.uint8), 2: (np.int16, torch.int16)}
 

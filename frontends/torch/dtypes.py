@@ -4,30 +4,13 @@ from typing import Any
 
 import torch
 
-from plait.core_ir.arrays import array_type
+from plait.core_ir.arrays import TORCH_NAMES, array_type
 from plait.core_ir.graph import Value
 from plait.core_ir.types import DTYPES, DType, TensorType, bf16, f16, f32
 
-_NAMES = {
-    "bool": torch.bool,
-    "i8": torch.int8,
-    "i16": torch.int16,
-    "i32": torch.int32,
-    "i64": torch.int64,
-    "u8": torch.uint8,
-    "u16": torch.uint16,
-    "u32": torch.uint32,
-    "u64": torch.uint64,
-    "f16": torch.float16,
-    "bf16": torch.bfloat16,
-    "f32": torch.float32,
-    "f64": torch.float64,
-    "c64": torch.complex64,
-    "c128": torch.complex128,
-    "f8e4m3fn": torch.float8_e4m3fn,
-    "f8e5m2": torch.float8_e5m2,
+TO_TORCH: dict[DType, torch.dtype] = {
+    DTYPES[ours]: getattr(torch, name) for name, ours in TORCH_NAMES.items()
 }
-TO_TORCH = {DTYPES[name]: dtype for name, dtype in _NAMES.items()}
 FROM_TORCH = {dtype: plait for plait, dtype in TO_TORCH.items()}
 
 
