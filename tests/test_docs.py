@@ -1,4 +1,4 @@
-"""Runs the Python of every page in docs/ and compares what it prints with the text block behind it."""
+"""Runs the Python of README and of every page in docs/ and compares what it prints with the text block behind it."""
 
 import contextlib
 import io
@@ -34,7 +34,11 @@ def examples(text: str) -> list[Example]:
     return found
 
 
-PAGES = sorted(page for page in DOCS.glob("*.md") if "```python" in page.read_text())
+PAGES = sorted(
+    page
+    for page in [DOCS.parent / "README.md", *DOCS.glob("*.md")]
+    if "```python" in page.read_text()
+)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -61,4 +65,4 @@ def test_page(page: Path, update_golden: bool) -> None:
 
 
 def test_there_are_pages() -> None:
-    assert [page.stem for page in PAGES] == ["gated_mlp"]
+    assert [page.stem for page in PAGES] == ["README", "gated_mlp"]

@@ -1,6 +1,7 @@
-"""Which JAX devices an engine runs on."""
+"""Which JAX devices an engine runs on, and where it leaves its results."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 
@@ -23,3 +24,18 @@ def devices_for(
         f'XLA_FLAGS="--xla_force_host_platform_device_count={num_ranks}" before JAX starts to have that many on the '
         "CPU, or use fewer ranks"
     )
+
+
+def beside(
+    grads: Mapping[str, jax.Array], params: Mapping[str, Any], default: jax.Device
+) -> dict[str, jax.Array]:
+    """Each gradient where its parameter lies; on `default` where that is no JAX array.
+
+    So optimizers work, which compute on parameters and gradients, and on all gradients, together.
+    """
+    placed: dict[str, jax.Array] = {}
+    for name, grad in grads.items():
+        param = params[name]
+        where = param.sharding if isinstance(param, jax.Array) else default
+        placed[name] = jax.device_put(grad, where)
+    return placed

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plait.backends.jax.compile import compile_task
+from plait.backends.jax.devices import beside
 from plait.backends.runtime import (
     Plan,
     Step,
@@ -77,6 +78,7 @@ class MpmdEngine:
     ) -> None:
         started = time.perf_counter()
         self.stages = tuple(range(program.num_stages))
+        self._default_device = devices[0]
         placed = [devices[rank % len(devices)] for rank in schedule.placement]
         self.arrays = JaxArrays(placed)
         tasks = {
@@ -93,15 +95,16 @@ class MpmdEngine:
             raise error
 
     def run(self, inputs: StepInputs) -> StepOutputs:
-        """One step, dispatched; the arrays it gives may still be computed."""
+        """One step, dispatched; the arrays it gives may still be computed. Gradients lie beside their parameters."""
         with jax.enable_x64(True):
             step = Step(self._plan, inputs)
             for action in self._order:
                 if inputs.backward or action.kind.forward:
                     step.compute(action)
+            grads = add_shared(self._plan.program, step.gradients(), self.arrays)
             return StepOutputs(
                 loss=_sum_losses(step.losses(), inputs.loss_grad),
-                grads=add_shared(self._plan.program, step.gradients(), self.arrays),
+                grads=beside(grads, inputs.params, self._default_device),
                 buffers=step.buffers(),
                 aux=step.aux(),
             )

@@ -14,7 +14,7 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 from plait.backends.jax.compile import COMPILER_OPTIONS
-from plait.backends.jax.devices import devices_for
+from plait.backends.jax.devices import beside, devices_for
 from plait.backends.jax.engine_mpmd import JaxArrays, MpmdEngine
 from plait.backends.jax.private import shape_struct, spec
 from plait.backends.jax.spmd.plan import Plan, make_plan
@@ -73,7 +73,7 @@ class SpmdEngine:
             raise error
 
     def run(self, inputs: StepInputs) -> StepOutputs:
-        """One step; the arrays it gives may still be computed. Gradients lie on the device of their first stage."""
+        """One step; the arrays it gives may still be computed. Gradients lie beside their parameters."""
         given = len(inputs.microbatches)
         if given != self._schedule.num_microbatches:
             raise BatchError(
@@ -95,7 +95,9 @@ class SpmdEngine:
             losses = [x for (pool, _, _), x in named.items() if pool == "loss"]
             return StepOutputs(
                 loss=_sum_losses(losses[0], inputs.loss_grad) if losses else None,
-                grads=add_shared(self._program, grads, self.arrays),
+                grads=beside(
+                    add_shared(self._program, grads, self.arrays), inputs.params, self._devices[0]
+                ),
                 buffers={name: x for (pool, _, name), x in named.items() if pool == "state"},
                 aux={name: x for (pool, _, name), x in named.items() if pool == "aux"},
             )

@@ -136,5 +136,7 @@ def test_r03_an_opaque_op_is_one_unit_that_runs_once_in_i(schedule: str) -> None
 def test_an_opaque_op_on_the_other_backend_is_refused_with_op_and_line() -> None:
     run = Run("torch", "mpmd", "1f1b")
     batch = {"x": run.array(X)}
-    with pytest.raises(plait.PlaitError, match=r"test_custom_ops\.py:\d+:.*plait_cases[.:]+product"):
+    with pytest.raises(
+        plait.PlaitError, match=r"test_custom_ops\.py:\d+:.*plait_cases[.:]+product"
+    ):
         run.compile(three_stages(opaque_product), run.model(PARAMS), batch, num_microbatches=2)
