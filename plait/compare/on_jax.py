@@ -10,7 +10,7 @@ import optax
 
 from plait.compare import memory
 from plait.compare.job import Job
-from plait.compare.train import AdamW, Trainer, parameter_tree
+from plait.compare.train import AdamW, Trainer, initial_parameters
 from plait.core_ir.arrays import to_numpy
 from plait.pipeline import Pipeline
 
@@ -61,7 +61,8 @@ class OptaxTrainer:
 
     def __init__(self, pipeline: Pipeline, adamw: AdamW) -> None:
         self._pipeline = pipeline
-        leaves, self._treedef = jax.tree.flatten(parameter_tree(pipeline, jnp.asarray))
+        arrays = {name: jnp.asarray(x) for name, x in initial_parameters(pipeline).items()}
+        leaves, self._treedef = jax.tree.flatten(pipeline.captured.pack_grads(arrays))
         b1, b2 = adamw.betas
         rate = optax.linear_schedule(adamw.lr, 0.0, adamw.steps)
         self._optimizer = optax.adamw(
@@ -92,8 +93,3 @@ class OptaxTrainer:
     def _updated(self, leaf: Any, state: Any, grad: Any) -> tuple[Any, Any]:
         update, state = self._optimizer.update(grad, state, leaf)
         return optax.apply_updates(leaf, update), state
-
-
-def leaves(tree: Any) -> list[Any]:
-    """The leaves of a tree, in order."""
-    return list(jax.tree.leaves(tree))

@@ -1,6 +1,7 @@
 """What a worker asks of torch when the torch backend runs: one thread, a process group, memory, an optimizer."""
 
 import datetime
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from plait.compare import memory
 from plait.compare.job import Job
-from plait.compare.train import AdamW, Trainer, parameter_tree
+from plait.compare.train import AdamW, Trainer, initial_parameters
 from plait.core_ir.arrays import to_numpy
 from plait.core_ir.op import Array
 from plait.core_ir.types import bf16
@@ -25,9 +26,8 @@ class Host:
     """The device that a worker's pipelines run on."""
 
     def __init__(self, job: Job) -> None:
-        cuda = job.device != "cpu" and torch.cuda.is_available()
-        self.device = torch.cuda.get_device_name() if cuda else "cpu"
-        self._cuda = cuda
+        self._cuda = _uses_cuda(job)
+        self.device = torch.cuda.get_device_name() if self._cuda else "cpu"
 
     @property
     def versions(self) -> tuple[str, ...]:
@@ -65,10 +65,15 @@ def host(job: Job) -> Iterator[Host]:
     if job.num_processes == 1:
         yield Host(job)
         return
-    backend = "nccl" if job.device != "cpu" and torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, timeout=GROUP_TIMEOUT)
+    if _uses_cuda(job):
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    dist.init_process_group("nccl" if _uses_cuda(job) else "gloo", timeout=GROUP_TIMEOUT)
     yield Host(job)
     dist.destroy_process_group()
+
+
+def _uses_cuda(job: Job) -> bool:
+    return job.device != "cpu" and torch.cuda.is_available()
 
 
 class StepTrainer:
@@ -92,19 +97,20 @@ class StepTrainer:
 
 
 class TreeTrainer:
-    """Trains a JAX model on the torch backend: its parameters as a tree of tensors."""
+    """Trains a JAX model on the torch backend: its parameters as tensors by name, which a rank updates where it can."""
 
     def __init__(self, pipeline: Pipeline, adamw: AdamW) -> None:
         self._pipeline = pipeline
-        self._params = parameter_tree(pipeline, _tensor)
-        self._leaves = load("jax", "compare.on_jax").leaves
-        self._optimizer, self._rate = _optimizer(self._leaves(self._params), adamw)
+        self._tensors = {n: _tensor(x) for n, x in initial_parameters(pipeline).items()}
+        self._optimizer, self._rate = _optimizer(list(self._tensors.values()), adamw)
+        self._named_gradients = load("jax", "frontends.jax.reference").named_gradients
 
     def step(self, batch: Any) -> float:
-        """One update; the loss before it. A rank updates the parameters of its own stages."""
+        """One update; the loss before it."""
         loss, grads = self._pipeline.loss_and_grads(batch, self._params)
-        for leaf, grad in zip(self._leaves(self._params), self._leaves(grads), strict=True):
-            leaf.grad = grad
+        self._optimizer.zero_grad()
+        for name, grad in self._named_gradients(grads).items():
+            self._tensors[name].grad = _tensor(grad)
         self._optimizer.step()
         self._rate.step()
         return float(to_numpy(loss))
@@ -112,6 +118,11 @@ class TreeTrainer:
     def loss(self, batch: Any) -> float:
         """The loss as the parameters stand."""
         return float(to_numpy(self._pipeline.forward(batch, self._params)))
+
+    @property
+    def _params(self) -> Any:
+        arrays = {name: to_numpy(tensor) for name, tensor in self._tensors.items()}
+        return self._pipeline.captured.pack_grads(arrays)
 
 
 def _optimizer(parameters: list[torch.Tensor], adamw: AdamW) -> tuple[torch.optim.AdamW, LambdaLR]:

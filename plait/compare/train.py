@@ -73,10 +73,10 @@ def train(
     }
 
 
-def parameter_tree(pipeline: Pipeline, convert: Callable[[Array], Any]) -> Any:
-    """The model's parameters in the structure of its gradients, each leaf converted from NumPy.
+def initial_parameters(pipeline: Pipeline) -> dict[str, Array]:
+    """The model's parameters by name; `Captured.pack_grads` gives them the structure that `loss_and_grads` takes.
 
-    UsageError where a parameter is not trainable: then the two structures differ.
+    UsageError where one is not trainable: then that structure lacks it.
     """
     params = [leaf for leaf in pipeline.captured.leaves if leaf.role == "param"]
     frozen = [leaf.name for leaf in params if not leaf.trainable]
@@ -85,9 +85,7 @@ def parameter_tree(pipeline: Pipeline, convert: Callable[[Array], Any]) -> Any:
             f"only a model whose parameters are all trainable can be trained: {frozen}"
         )
     values = pipeline.captured.read_leaves()
-    return pipeline.captured.pack_grads(
-        {leaf.name: convert(to_numpy(values[leaf.name])) for leaf in params}
-    )
+    return {leaf.name: to_numpy(values[leaf.name]) for leaf in params}
 
 
 def _mean_loss(trainer: Trainer, batches: list[Any]) -> float:

@@ -79,6 +79,24 @@ def test_trainings_start_from_the_same_loss_and_stay_together(compared: dict[str
     assert torch_row["loss_after"] != torch_row["loss_before"]
 
 
+def test_ranks_in_processes_of_their_own_give_one_row_and_the_same_training(
+    compared: dict[str, Any], tmp_path: Path
+) -> None:
+    options = ("--frontend", "flax", "--engine", "distributed", "--codegen", "eager")
+    sizes = ("--microbatches", "4", "--steps", "2", "--train", "3", "--json", "figures.json")
+    done = plait("compare", "mlp", *options, *sizes, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    content = json.loads((tmp_path / "figures.json").read_text())
+    (row,), (training,) = content["rows"], content["training"]
+    assert (row["ranks"], row["stages"], row["engine"]) == (2, 2, "distributed")
+    assert row["within_tolerance"]
+    assert "checked" not in row
+    same = compared["training"][1]
+    assert training["frontend"] == same["frontend"] == "flax"
+    assert training["loss_before"] == pytest.approx(same["loss_before"], rel=1e-5)
+    assert training["loss_after"] == pytest.approx(same["loss_after"], rel=1e-5)
+
+
 def test_table_is_on_standard_output_and_progress_is_not(compared: dict[str, Any]) -> None:
     assert "gradient error" in compared["stdout"]
     assert "compiling" not in compared["stdout"]
