@@ -19,7 +19,7 @@ from plait.models.llama import torch as llama
 from plait.models.llama.config import CONFIGS, batches
 
 CONFIG = dataclasses.replace(CONFIGS["tiny"], tied_head=True, seq_len=16)
-RANK = int(os.environ["RANK"])
+RANK = int(os.environ.get("RANK", "0"))
 NUM_MICROBATCHES = 4
 
 
