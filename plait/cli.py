@@ -13,7 +13,7 @@ from rich.console import Console
 from plait.api import capture_program
 from plait.cli_schedule import app as schedule_app
 from plait.compare.plan import Request, plan_jobs
-from plait.compare.report import Display, rows_table, training_table
+from plait.compare.report import WIDTH, Display, rows_table, training_table
 from plait.compare.run import Results, run_jobs
 from plait.core_ir.errors import MissingExtraError, PlaitError, ScheduleError, UsageError
 from plait.core_ir.program import TASK_KINDS
@@ -83,7 +83,7 @@ def compare(
     microbatches: Microbatches = 8,
     split: Split = "",
     dtype: Dtype = "f32",
-    steps: Annotated[int, typer.Option(min=1, help="Timed steps of a row.")] = 5,
+    steps: Annotated[int, typer.Option(min=1, help="Timed steps of a row.")] = 10,
     batch_size: BatchSize = None,
     train: Annotated[
         int,
@@ -237,8 +237,7 @@ def _run(request: Request, json: Path | None, timeout: float) -> None:
 
 def _show(results: Results) -> None:
     console = Console()
-    if not console.is_terminal:
-        console.width = 160
+    console.width = max(console.width, WIDTH)
     if results.rows:
         console.print(rows_table(results.rows))
     if results.training:

@@ -36,6 +36,7 @@ class Worker:
     rank: int
     process: subprocess.Popen[str]
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
+    readers: list[threading.Thread] = field(default_factory=list)
     error: dict[str, Any] | None = None
     code: int | None = None
 
@@ -87,7 +88,7 @@ def _started(job: Job) -> Iterator[list[Worker]]:
         yield workers
     finally:
         for worker in workers:
-            _end(worker.process)
+            _end(worker)
 
 
 def _start(job: Job, rank: int, variables: Mapping[str, str]) -> Worker:
@@ -108,12 +109,17 @@ def _start(job: Job, rank: int, variables: Mapping[str, str]) -> Worker:
     return Worker(rank, process)
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _end(worker: Worker) -> None:
     """Kill the process and all of its session; close its pipes."""
+    process = worker.process
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    for stream in (process.stdin, process.stdout, process.stderr):
+    for reader in worker.readers:
+        reader.join(timeout=GRACE_SECONDS)
+    # A pipe still read is held open by something that left the session: closing it would wait for that.
+    reading = any(reader.is_alive() for reader in worker.readers)
+    for stream in (process.stdin, *(() if reading else (process.stdout, process.stderr))):
         assert stream is not None
         with suppress(BrokenPipeError):
             stream.close()
@@ -159,23 +165,25 @@ def _read(worker: Worker, events: "queue.Queue[tuple[int, dict[str, Any]]]") -> 
     errors = threading.Thread(target=_keep_tail, args=(process.stderr, worker.tail), daemon=True)
 
     def follow(stream: IO[str]) -> None:
-        with suppress(ValueError):  # closed: the job is over
-            for line in stream:
-                event = parse_event(line)
-                if event is not None:
-                    events.put((worker.rank, event))
+        for line in stream:
+            event = parse_event(line)
+            if event is not None:
+                events.put((worker.rank, event))
         code = process.wait()
         errors.join(timeout=GRACE_SECONDS)
         events.put((worker.rank, {"event": "exit", "code": code}))
 
-    errors.start()
-    threading.Thread(target=follow, args=(process.stdout,), daemon=True).start()
+    worker.readers += [
+        errors,
+        threading.Thread(target=follow, args=(process.stdout,), daemon=True),
+    ]
+    for reader in worker.readers:
+        reader.start()
 
 
 def _keep_tail(stream: IO[str], tail: deque[str]) -> None:
-    with suppress(ValueError):
-        for line in stream:
-            tail.append(line.rstrip("\n"))
+    for line in stream:
+        tail.append(line.rstrip("\n"))
 
 
 def _failure(job: Job, workers: list[Worker], timeout: float) -> str:

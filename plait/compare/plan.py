@@ -27,7 +27,7 @@ class Request:
     split: Sequence[str] = ()
     dtype: str = "f32"
     batch_size: int | None = None
-    steps: int = 5
+    steps: int = 10
     train_steps: int = 0
     codegen: str | None = None
     device: str | None = None

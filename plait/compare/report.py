@@ -4,12 +4,15 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 from rich.progress import TimeElapsedColumn as Elapsed
 from rich.table import Table
 
 MEBIBYTE = 2**20
+WIDTH = 128
+"""Columns that the tables need."""
 
 
 class Display:
@@ -57,13 +60,10 @@ def rows_table(rows: Sequence[dict[str, Any]]) -> Table:
         f"{first['model']}: {first['ranks']} ranks, {first['stages']} stages, {first['microbatches']} microbatches, "
         f"{first['dtype']}, {first['device']}"
     )
-    table = Table(title=title, caption=_CAPTION, caption_justify="left")
-    for name in ("frontend", "backend", "engine", "schedule"):
-        table.add_column(name)
-    for name in _NUMBERS:
-        table.add_column(name, justify="right")
+    table = _table(title, _NUMBERS)
+    table.caption, table.caption_justify = _CAPTION, "left"
     for row in rows:
-        cells = [row["frontend"], row["backend"], row["engine"], row["schedule"]]
+        cells = [row[name] for name in _NAMES]
         cells += [
             f"{row['loss']:.6f}",
             f"{row['max_grad_error']:.1e}",
@@ -77,9 +77,10 @@ def rows_table(rows: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
+_NAMES = ("frontend", "backend", "engine", "schedule")
 _NUMBERS = (
     "loss",
-    "gradient error",
+    "grad error",
     "step ms",
     "tokens/s",
     "bubble",
@@ -87,7 +88,7 @@ _NUMBERS = (
     "peak MiB",
 )
 _CAPTION = (
-    "gradient error: the largest difference to the unpipelined framework; step: median ± range of the middle half, "
+    "grad error: the largest difference to the unpipelined framework; step: median ± range of the middle half, "
     "compile excluded; bubble: simulated with measured task times; compile: a schedule after the first shares what was "
     "compiled; peak: of the fullest process"
 )
@@ -95,17 +96,26 @@ _CAPTION = (
 
 def training_table(rows: Sequence[dict[str, Any]]) -> Table:
     """Held-out losses before and after, and how fast it went."""
-    table = Table(title=f"{rows[0]['model']}: {rows[0]['steps']} training steps")
-    for name in ("frontend", "backend", "engine", "schedule"):
-        table.add_column(name)
-    for name in ("held-out loss before", "after", "seconds", "tokens/s"):
-        table.add_column(name, justify="right")
+    title = f"{rows[0]['model']}: {rows[0]['steps']} training steps"
+    table = _table(title, ("held-out loss before", "after", "seconds", "tokens/s"))
     for row in rows:
         table.add_row(
-            *(row[name] for name in ("frontend", "backend", "engine", "schedule")),
+            *(row[name] for name in _NAMES),
             f"{row['loss_before']:.6f}",
             f"{row['loss_after']:.6f}",
             f"{row['seconds']:.1f}",
             f"{row['tokens_per_second']:,.0f}",
         )
+    return table
+
+
+def _table(title: str, numbers: Sequence[str]) -> Table:
+    """Names to the left, numbers to the right; no cell is cut or wrapped, however narrow the terminal."""
+    table = Table(
+        title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True
+    )
+    for name in _NAMES:
+        table.add_column(name, no_wrap=True)
+    for name in numbers:
+        table.add_column(name, justify="right", no_wrap=True)
     return table

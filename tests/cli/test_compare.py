@@ -98,7 +98,7 @@ def test_ranks_in_processes_of_their_own_give_one_row_and_the_same_training(
 
 
 def test_table_is_on_standard_output_and_progress_is_not(compared: dict[str, Any]) -> None:
-    assert "gradient error" in compared["stdout"]
+    assert "grad error" in compared["stdout"]
     assert "compiling" not in compared["stdout"]
     assert "flax on jax mpmd, zb-h1: compiling" in compared["stderr"]
     assert "torch on torch local: training" in compared["stderr"]
