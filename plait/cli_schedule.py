@@ -1,17 +1,23 @@
 """`plait schedule`: what schedules there are, how they look, what they cost."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from plait.core_ir.errors import UsageError
+from plait.core_ir.errors import ScheduleError, UsageError
 from plait.core_ir.schedule import registry
+from plait.core_ir.schedule.draw import draw
+from plait.core_ir.schedule.html import render_html
 from plait.core_ir.schedule.schedule import Schedule
-from plait.core_ir.schedule.times import Times
+from plait.core_ir.schedule.svg import render_svg
+from plait.core_ir.schedule.timeline import Timeline
+from plait.core_ir.schedule.times import Memory, Times
+from plait.core_ir.schedule.trace import render_trace
 
 app = typer.Typer(help="List, show, simulate and export schedules.", no_args_is_help=True)
 
@@ -24,6 +30,22 @@ StagesPerRank: TypeAlias = Annotated[
 Cost: TypeAlias = Annotated[
     str, typer.Option(help="A time in any unit: one number, or one per stage by comma.")
 ]
+Comm: TypeAlias = Annotated[float, typer.Option(min=0, help="Latency of a transfer.")]
+Optimizer: TypeAlias = Annotated[float, typer.Option(min=0, help="Time of the optimizer step.")]
+Limit: TypeAlias = Annotated[
+    float | None,
+    typer.Option(help="The most stage activations that a rank may hold (for schedules searched)."),
+]
+Sync: TypeAlias = Annotated[
+    Literal["none", "barrier", "post_validate"],
+    typer.Option(
+        help="What the optimizer step waits for: nothing, all ranks, or all ranks behind it."
+    ),
+]
+Picture: TypeAlias = Annotated[Path | None, typer.Option(metavar="FILE")]
+
+SWEEP_RANKS = (2, 4, 8, 16)
+SWEEP_FACTORS = (1, 2, 4, 8)
 
 
 @app.command("list")
@@ -32,15 +54,10 @@ def list_() -> None:
 
     p ranks, m microbatches, v stages a rank; F, I, W are times of tasks. Memory counts stage activations.
     """
-    table = Table()
-    for column in ("name", "what it does", "bubble", "memory", "needs"):
-        table.add_column(column, overflow="fold")
+    table = _table("name", "what it does", "bubble", "memory", "needs")
     for recipe in registry.recipes():
         table.add_row(recipe.name, recipe.summary, recipe.bubble, recipe.memory, recipe.needs)
-    console = Console()
-    if not console.is_terminal:
-        console.width = 160
-    console.print(table, markup=False)
+    _print(table)
 
 
 @app.command()
@@ -52,33 +69,67 @@ def show(
     f: Cost = "1",
     i: Cost = "1",
     w: Cost = "1",
-    comm: Annotated[float, typer.Option(min=0, help="Latency of a transfer.")] = 0.0,
+    comm: Comm = 0.0,
+    optimizer: Optimizer = 0.0,
+    memory_limit: Limit = None,
+    sync: Sync = "none",
     text: Annotated[bool, typer.Option("--text", help="The actions instead of a picture.")] = False,
+    svg: Picture = None,
+    html: Picture = None,
+    trace: Picture = None,
 ) -> None:
-    """A picture of a schedule in time, a row a rank; or its actions as text."""
-    schedule = _schedule(name, ranks, microbatches, stages_per_rank)
-    print(schedule if text else schedule.draw(_times(schedule, f, i, w, comm)))
+    """A picture of a schedule in time, a row a rank; or its actions as text.
+
+    Files instead: --svg, --html (to zoom, with times under the pointer and memory below), --trace (for Perfetto).
+    """
+    times = _times(f, i, w, comm, optimizer)
+    schedule = _schedule(name, ranks, microbatches, stages_per_rank, times, memory_limit)
+    if text:
+        print(schedule)
+        return
+    timeline = schedule.simulate(times, sync=sync)
+    titled = [(schedule.name, timeline)]
+    if svg is not None:
+        _write(svg, render_svg(titled))
+    if html is not None:
+        _write(html, render_html(titled))
+    if trace is not None:
+        _write(trace, render_trace(titled))
+    if not (svg or html or trace):
+        console = Console()
+        print(draw(timeline, max_columns=console.width, color=console.is_terminal))
 
 
 @app.command()
 def simulate(
-    name: Name,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A name, a CSV file, or `all`.")],
     ranks: Ranks = 4,
     microbatches: Microbatches = 8,
     stages_per_rank: StagesPerRank = None,
     f: Cost = "1",
     i: Cost = "1",
     w: Cost = "1",
-    comm: Annotated[float, typer.Option(min=0, help="Latency of a transfer.")] = 0.0,
+    comm: Comm = 0.0,
+    optimizer: Optimizer = 0.0,
+    memory_limit: Limit = None,
+    sync: Sync = "none",
 ) -> None:
-    """What a schedule costs under given times of its tasks."""
-    schedule = _schedule(name, ranks, microbatches, stages_per_rank)
-    timeline = schedule.simulate(_times(schedule, f, i, w, comm))
+    """What a schedule costs under given times of its tasks.
+
+    With `all`, every schedule on 2, 4, 8 and 16 ranks with 1, 2, 4 and 8 times as many microbatches, as one table.
+    """
+    times = _times(f, i, w, comm, optimizer)
+    if name == "all":
+        _print(_all(times))
+        return
+    schedule = _schedule(name, ranks, microbatches, stages_per_rank, times, memory_limit)
+    timeline = schedule.simulate(times, sync=sync)
     peaks = ", ".join(str(peak) for peak in timeline.peak_activations)
     print(f"makespan          {timeline.makespan:g}")
     print(f"longest span      {timeline.longest_span:g}")
     print(f"bubble rate       {timeline.bubble_rate:.4f}")
     print(f"span bubble rate  {timeline.span_bubble_rate:.4f}")
+    print(f"step time         {timeline.step_time:g}")
     print(f"peak activations  {peaks}")
 
 
@@ -91,23 +142,63 @@ def export(
     stages_per_rank: StagesPerRank = None,
 ) -> None:
     """Write a schedule as a CSV file, as torch.distributed.pipelining reads and writes them."""
-    schedule = _schedule(name, ranks, microbatches, stages_per_rank)
+    schedule = _schedule(name, ranks, microbatches, stages_per_rank, None, None)
     try:
         schedule.to_csv(file)
     except OSError as error:
         raise UsageError(f"cannot write {file}: {error.strerror}") from None
 
 
-def _schedule(name: str, ranks: int, microbatches: int, stages_per_rank: int | None) -> Schedule:
+def _all(times: Times) -> Table:
+    table = _table(
+        "name", "ranks", "microbatches", "makespan", "bubble rate", "span bubble rate", "peak"
+    )
+    for recipe in registry.recipes():
+        for ranks in SWEEP_RANKS:
+            for microbatches in (ranks * factor for factor in SWEEP_FACTORS):
+                figures = _figures(recipe.name, ranks, microbatches, times)
+                table.add_row(recipe.name, str(ranks), str(microbatches), *figures)
+    return table
+
+
+def _figures(name: str, ranks: int, microbatches: int, times: Times) -> tuple[str, ...]:
+    try:
+        schedule = registry.build(name, ranks, microbatches, times=times)
+    except ScheduleError as error:
+        return ("", "", "", str(error))
+    timeline: Timeline = schedule.simulate(times, Memory())
+    return (
+        f"{timeline.makespan:g}",
+        f"{timeline.bubble_rate:.4f}",
+        f"{timeline.span_bubble_rate:.4f}",
+        str(max(timeline.peak_activations)),
+    )
+
+
+def _schedule(
+    name: str,
+    ranks: int,
+    microbatches: int,
+    stages_per_rank: int | None,
+    times: Times | None,
+    memory_limit: float | None,
+) -> Schedule:
     if name.endswith(".csv"):
         schedule = Schedule.from_csv(name)
         schedule.validate()
         return schedule
-    return registry.build(name, ranks, microbatches, stages_per_rank=stages_per_rank)
+    return registry.build(
+        name,
+        ranks,
+        microbatches,
+        stages_per_rank=stages_per_rank,
+        times=times,
+        memory_limit=memory_limit,
+    )
 
 
-def _times(schedule: Schedule, f: str, i: str, w: str, comm: float) -> Times:
-    return Times(f=_cost(f, "f"), i=_cost(i, "i"), w=_cost(w, "w"), comm=comm)
+def _times(f: str, i: str, w: str, comm: float, optimizer: float) -> Times:
+    return Times(f=_cost(f, "f"), i=_cost(i, "i"), w=_cost(w, "w"), comm=comm, optimizer=optimizer)
 
 
 def _cost(text: str, option: str) -> float | Sequence[float]:
@@ -116,3 +207,25 @@ def _cost(text: str, option: str) -> float | Sequence[float]:
     except ValueError:
         raise UsageError(f"--{option} takes numbers by comma, got {text!r}") from None
     return numbers[0] if len(numbers) == 1 else numbers
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        file.write_text(text)
+    except OSError as error:
+        raise UsageError(f"cannot write {file}: {error.strerror}") from None
+    print(f"wrote {os.fspath(file)}")
+
+
+def _table(*columns: str) -> Table:
+    table = Table()
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _print(table: Table) -> None:
+    console = Console()
+    if not console.is_terminal:
+        console.width = 160
+    console.print(table, markup=False)

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from plait.core_ir.arrays import array_type, is_array, is_torch
+from plait.core_ir.arrays import array_type, is_array, is_torch, to_numpy
 from plait.core_ir.errors import CaptureError, UsageError
 from plait.core_ir.types import TensorType, c64, c128, f32, f64, i32, i64, u32, u64
 from plait.frontends.jax.jaxpr import KEY_IMPL, abstract, is_key, type_of_aval, x64_enabled
@@ -88,13 +88,13 @@ def _carrier(name: str, leaf: Any, type: TensorType) -> Any:
         raise UsageError(f"{name!r} is abstract (a ShapeDtypeStruct): pass parameters with content")
     if not is_array(leaf):
         raise UsageError(f"{name!r}: expected an array {type}, got a {_class_of(leaf)}")
-    if hasattr(leaf, "dtype") and is_key(leaf.dtype):
+    if not is_torch(leaf) and is_key(leaf.dtype):
         leaf = jax.random.key_data(leaf)
     found = array_type(leaf)
     if found == type:
         return leaf
     if found.shape == type.shape and _NARROWED.get(found.dtype) == type.dtype:
-        return np.asarray(leaf).astype(type.dtype.numpy)
+        return to_numpy(leaf).astype(type.dtype.numpy)
     raise UsageError(f"{name!r}: compiled for {type}, got {found}")
 
 

@@ -1,12 +1,15 @@
 """`plait schedule`: list, show, simulate, export."""
 
+import json
 import subprocess
 import sys
+import xml.etree.ElementTree
 from pathlib import Path
 
 import pytest
 
 import plait
+from plait import cli_schedule
 from plait.cli import main
 from plait.core_ir.schedule.registry import recipes
 
@@ -68,3 +71,39 @@ def test_module_can_be_run_and_says_what_it_does() -> None:
     )
     for command in ("compare", "train", "program", "schedule"):
         assert command in done.stdout
+
+
+def test_pictures_go_to_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    files = {kind: tmp_path / f"picture.{kind}" for kind in ("svg", "html", "trace")}
+    options = [word for kind, file in files.items() for word in (f"--{kind}", str(file))]
+    text = run(capsys, "show", "zbv", "--ranks", "2", "--microbatches", "4", *options)
+    assert text.count("wrote") == 3
+    assert xml.etree.ElementTree.parse(files["svg"]).getroot().tag.endswith("svg")
+    assert "<script" in files["html"].read_text()
+    events = json.loads(files["trace"].read_text())["traceEvents"]
+    tasks = [event for event in events if event["ph"] == "X"]
+    assert len(tasks) == 2 * 4 * 2 * 3  # ranks, microbatches, stages a rank, F I W
+
+
+def test_simulate_all_is_one_table(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli_schedule, "SWEEP_RANKS", (4,))
+    monkeypatch.setattr(cli_schedule, "SWEEP_FACTORS", (1, 2))
+    rows = [line.split("│") for line in run(capsys, "simulate", "all").splitlines()]
+    makespans = {(row[1].strip(), row[3].strip()): row[4].strip() for row in rows if len(row) > 4}
+    assert makespans["1f1b", "8"] == "33"  # (m + p - 1)(F + I + W)
+    assert makespans["zbv", "8"] == "51"
+    assert makespans["dualpipev", "8"] == "54"
+    assert makespans["dualpipev", "4"] == ""
+
+
+def test_a_barrier_before_the_optimizer_step_costs_zero_bubble_its_shape(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def step_time(sync: str) -> float:
+        options = ("--ranks", "4", "--microbatches", "12", "--optimizer", "1", "--sync", sync)
+        text = run(capsys, "simulate", "zb-h2", *options)
+        return float(text.split("step time")[1].split()[0])
+
+    assert step_time("none") == step_time("post_validate") < step_time("barrier")
