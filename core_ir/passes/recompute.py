@@ -3,13 +3,14 @@
 from collections.abc import Callable, Mapping
 
 from plait.core_ir.graph import Eqn, Value
+from plait.core_ir.ops.control import barrier
 from plait.core_ir.ops.elementwise import convert
 from plait.core_ir.passes.equations import VIEWS
 
 
 def is_view(eqn: Eqn) -> bool:
     """Whether computing an equation again is free, since compilers fold it into what reads it."""
-    return eqn.op in VIEWS or eqn.op is convert
+    return eqn.op in VIEWS or eqn.op is convert or (eqn.op is barrier and len(eqn.operands) == 1)
 
 
 def price(value: Value, producers: Mapping[Value, Eqn], at_hand: Callable[[Value], bool]) -> int:

@@ -35,14 +35,19 @@ class Scan:
 
 def with_carries(whole: Scan, outputs: Iterable[int]) -> set[int]:
     """Outputs of the body, and the carries that they need from step to step."""
-    body, found = whole.body, set(outputs)
+    found = set(outputs)
     while True:
-        read = inputs_read(body, (body.outputs[i] for i in found))
-        carries = (whole.carry_of(i) for i, v in enumerate(body.inputs) if v in read)
-        grown = found.union(c for c in carries if c is not None)
+        grown = found | carries_read(whole, (whole.body.outputs[i] for i in found))
         if grown == found:
             return found
         found = grown
+
+
+def carries_read(whole: Scan, values: Iterable[Value]) -> set[int]:
+    """The carries that some values of the body need, by number."""
+    read = inputs_read(whole.body, values)
+    carries = (whole.carry_of(i) for i, v in enumerate(whole.body.inputs) if v in read)
+    return {carry for carry in carries if carry is not None}
 
 
 def closure(graph: Graph, values: Iterable[Value]) -> set[Eqn]:

@@ -5,9 +5,10 @@
                                                       W: %d = dot_general(%x, %g)    -> param_grad
 
 I is what the gradients that leave the stage need; in a stage that none leaves, what two or more parameter gradients
-need. Equations that must run once (effects, and externs with several results) stand in I, with all they need. Cheap
-equations join I where that leaves less to hold (`join_input_part`). W is the rest. A parameter gradient that I computes
-is an output of I. A scan that makes both kinds of gradients is split in two (`split_scans`).
+need. Equations that must run once (effects, and externs with several results) stand in I, with all they need; so do
+products of forward values that a checkpointed region computes again, of which W gets the results. Cheap equations join
+I where that leaves less to hold (`join_input_part`). W is the rest. A parameter gradient that I computes is an output
+of I. A scan that makes both kinds of gradients is split in two (`split_scans`).
 
 What W reads of I is handed over, unless W can compute it again by a view or by one cheap equation (at most one flop an
 element) from fewer bytes: of ports that W keeps alive anyway, parameters and batch leaves count nothing.
@@ -23,9 +24,11 @@ from plait.core_ir.passes.assemble_tasks import build_graph
 from plait.core_ir.passes.equations import has_effect, nested_graphs
 from plait.core_ir.passes.join_input_part import join_input_part
 from plait.core_ir.passes.recompute import is_view, price
+from plait.core_ir.passes.recomputed_products import dependents, recomputed_products
 from plait.core_ir.passes.split_scans import split_scans
 from plait.core_ir.program import Program, Stage
 
+_GRADIENT_ROLES = ("gradient", "loss_grad")
 _FREE_ROLES = ("param", "buffer", "batch", "rng_key", "loss_grad")
 
 
@@ -56,7 +59,9 @@ def _whole_control_flow(stage: Stage) -> Iterator[str]:
 
 def split_task(graph: Graph) -> tuple[Graph, Graph]:
     """I and W of one backward."""
-    graph, weight_scans = split_scans(graph, [v for _, v in graph.outputs_of("gradient")])
+    ports = dict(zip(graph.inputs, graph.input_ports, strict=True))
+    sent = [v for _, v in graph.outputs_of("gradient")]
+    graph, weight_scans = split_scans(graph, sent, _gradients(graph))
     outputs = tuple(zip(graph.output_ports, graph.outputs, strict=True))
     in_input_part = _with_joined(graph, _input_part(graph, weight_scans))
     made = {r for eqn in graph.eqns if eqn in in_input_part for r in eqn.results}
@@ -67,7 +72,6 @@ def split_task(graph: Graph) -> tuple[Graph, Graph]:
     wanted = [*(o for eqn in rest for o in eqn.operands), *(v for _, v in left)]
     handed, again = _hand_over(graph, in_input_part, wanted)
     handover = {v: Port("handover", str(i)) for i, v in enumerate(handed)}
-    ports = dict(zip(graph.inputs, graph.input_ports, strict=True))
     prefix = graph.name.removesuffix(".backward")
     input_part = build_graph(
         f"{prefix}.backward_input",
@@ -84,13 +88,20 @@ def split_task(graph: Graph) -> tuple[Graph, Graph]:
     return input_part, weight_part
 
 
+def _gradients(graph: Graph) -> set[Value]:
+    """The values that depend on gradients; the others are made of forward values alone."""
+    ports = zip(graph.inputs, graph.input_ports, strict=True)
+    return dependents(graph.eqns, (v for v, port in ports if port.role in _GRADIENT_ROLES))
+
+
 def _input_part(graph: Graph, weight_scans: set[Eqn]) -> set[Eqn]:
     """The equations of I."""
     wanted = {v for _, v in graph.outputs_of("gradient")}
-    shared = set() if wanted else _shared_by_gradients(graph) - weight_scans
+    required = set() if wanted else _shared_by_gradients(graph) - weight_scans
+    required |= recomputed_products(graph.eqns, _gradients(graph))
     part: set[Eqn] = set()
     for eqn in reversed(graph.eqns):
-        if any(r in wanted for r in eqn.results) or eqn in shared or _runs_once(eqn):
+        if any(r in wanted for r in eqn.results) or eqn in required or _runs_once(eqn):
             part.add(eqn)
             wanted.update(eqn.operands)
     return part
