@@ -35,6 +35,7 @@ from torch.utils import _pytree as pytree
 
 from plait.core_ir.errors import CaptureError
 from plait.core_ir.graph import UNKNOWN, Source
+from plait.frontends.torch.checkpoint import recomputation
 from plait.frontends.torch.sources import calling_source, raising_source
 
 Kind: TypeAlias = Literal[
@@ -84,6 +85,8 @@ SOURCE = "plait_source"
 """Key in `node.meta`: where the user wrote the node."""
 RANDOM = "plait_random"
 """Key in `node.meta` of a random op: its number."""
+RECOMPUTATION = "plait_recomputation"
+"""Key in `node.meta`: the number of the recomputation that made the node; None for most."""
 
 
 def in_backward() -> bool:
@@ -126,6 +129,7 @@ class Recorder:
             forward = self._by_sequence.get(sequence, UNKNOWN)
             source = forward if source is UNKNOWN else replace(source, module=forward.module)
         node.meta[SOURCE] = source
+        node.meta[RECOMPUTATION] = recomputation()
         if _is_random(node.target):
             node.meta[RANDOM] = self._next_random
             self._next_random += 1

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from plait.core_ir.errors import CaptureError, UsageError
 from plait.core_ir.graph import Source
 from plait.frontends.torch.aot import in_backward
+from plait.frontends.torch.checkpoint import keep_cut, next_cut
 from plait.frontends.torch.sources import calling_source
 
 Tree = TypeVar("Tree")
@@ -74,19 +75,17 @@ class Marks:
 
     def cut(self, tree: Tree) -> Tree:
         """Mark every tensor of the tree at the next cut."""
-        leaves, spec = pytree.tree_flatten(tree)
-        tensors = [x for x in leaves if isinstance(x, Tensor)]
+        tensors = _tensors(tree)
         if not tensors:
             where = calling_source()
             raise CaptureError(
                 f"{where}: a stage boundary got no tensor, so nothing tells what lies behind it; pass "
                 "the activations of the model through it"
             )
-        marked = iter(_Marker.apply(self.num_cuts, *tensors))  # type: ignore[no-untyped-call]
+        marked = _Marker.apply(self.num_cuts, *tensors)  # type: ignore[no-untyped-call]
+        keep_cut(marked)
         self.num_cuts += 1
-        passed = [next(marked) if isinstance(x, Tensor) else x for x in leaves]
-        result: Tree = pytree.tree_unflatten(passed, spec)
-        return result
+        return _with_tensors(tree, marked)
 
     def met(self, path: str) -> None:
         """Note that the module of a split path is called; CaptureError the second time."""
@@ -108,15 +107,35 @@ class Marks:
             )
 
 
+def cross_again(tree: Tree) -> Tree:
+    """The tree at a cut that a recomputation meets: what crossed there in the forward, from which it goes on."""
+    crossed = next_cut()
+    if crossed is None:
+        return tree
+    pairs = zip(crossed, _tensors(tree), strict=True)
+    return _with_tensors(tree, [c.detach().requires_grad_(x.requires_grad) for c, x in pairs])
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [x for x in pytree.tree_leaves(tree) if isinstance(x, Tensor)]
+
+
+def _with_tensors(tree: Tree, tensors: Sequence[Tensor]) -> Tree:
+    """The tree with these in place of its tensors."""
+    given = iter(tensors)
+    result: Tree = pytree.tree_map_only(Tensor, lambda _: next(given), tree)
+    return result
+
+
 _marks: ContextVar[Marks | None] = ContextVar("plait_torch_marks", default=None)
 
 
 def stage_boundary(tree: Tree) -> Tree:
     """The same tree; while captured, a stage ends here: every tensor in it crosses to the next stage."""
     marks = _marks.get()
-    if marks is None or in_backward():
+    if marks is None:
         return tree
-    return marks.cut(tree)
+    return cross_again(tree) if in_backward() else marks.cut(tree)
 
 
 @contextmanager
@@ -156,7 +175,7 @@ def _module(model: nn.Module, path: str) -> nn.Module:
 def _cut_before(module: nn.Module, path: str, marks: Marks) -> Any:
     def hook(_: nn.Module, args: Any, kwargs: Any) -> Any:
         if in_backward():
-            return None
+            return cross_again((args, kwargs))
         marks.met(path)
         return marks.cut((args, kwargs))
 

@@ -18,7 +18,7 @@ from plait.core_ir.ops import elementwise as ew
 from plait.core_ir.types import KEY, TensorType
 from plait.frontends.batch import BatchSpec, batch_spec
 from plait.frontends.captured import Captured
-from plait.frontends.torch import aot
+from plait.frontends.torch import aot, checkpoint
 from plait.frontends.torch.boundary import marking
 from plait.frontends.torch.devices import capture_device, device_wanted
 from plait.frontends.torch.dtypes import TO_TORCH, type_of
@@ -96,6 +96,7 @@ def trace(
         stack.enter_context(fake_tensors(model, mode, where))
         stack.enter_context(stack_of_modules.following())
         stack.enter_context(marking(model, split, program.marks))
+        stack.enter_context(checkpoint.following())
         with mode:
             args = [_fake(leaf.type, where) for leaf in spec.leaves if leaf.type is not None]
         joint = aot.export_joint(program, args, recorder)

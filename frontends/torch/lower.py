@@ -35,7 +35,7 @@ from plait.frontends.torch import (
     lower_softmax,
     lower_strided,
 )
-from plait.frontends.torch.aot import RANDOM, SOURCE, decomposed
+from plait.frontends.torch.aot import RANDOM, RECOMPUTATION, SOURCE, decomposed
 from plait.frontends.torch.boundary import MARK
 from plait.frontends.torch.dtypes import type_of
 from plait.frontends.torch.extern import extern
@@ -71,11 +71,28 @@ TABLE: Rules = {
 def lower_nodes(
     b: Builder, nodes: Sequence[fx.Node], env: dict[fx.Node, Any], rng_key: Value | None
 ) -> None:
-    """Lower nodes in order; `env` holds what stands for each node, and is filled."""
+    """Lower nodes in order; `env` holds what stands for each node, and is filled.
+
+    What a recomputation reads of the rest stands behind a barrier, so that it is not merged with the forward.
+    """
+    behind: dict[tuple[int, Value], Value] = {}
+
+    def read(value: Any, number: int | None) -> Any:
+        if number is None or not isinstance(value, Value):
+            return value
+        if (number, value) not in behind:
+            behind[number, value] = b(control.barrier, value)
+        return behind[number, value]
+
     for node in nodes:
         if node in env:
             continue
-        source = node.meta.get(SOURCE, UNKNOWN)
+        source, number = node.meta.get(SOURCE, UNKNOWN), node.meta.get(RECOMPUTATION)
+
+        def operand(n: fx.Node, number: int | None = number) -> Any:
+            made_here = n.meta.get(RECOMPUTATION) == number or n.op == "get_attr"
+            return read(_value(env[n]), None if made_here else number)
+
         with b.at(source if source is not UNKNOWN else b.source):
             if node.op == "get_attr":
                 env[node] = _constant(b, node)
@@ -84,8 +101,8 @@ def lower_nodes(
                 assert isinstance(container, fx.Node)
                 env[node] = env[container][index]
             else:
-                args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: _value(env[n]))
-                env[node] = _lowered(b, node, args, kwargs, rng_key)
+                args, kwargs = fx.map_arg((node.args, node.kwargs), operand)
+                env[node] = _lowered(b, node, args, kwargs, read(rng_key, number))
 
 
 def _value(x: Any) -> Any:
