@@ -9,6 +9,7 @@ from jax import lax
 
 from plait.backends.jax.rule import Emitter, Table, cast, many, one, wide, widen
 from plait.core_ir.ops import reduce as ops
+from plait.core_ir.ops import window as window_ops
 from plait.core_ir.types import DType, bool_, dtype_of
 
 Ints = tuple[int, ...]
@@ -134,8 +135,8 @@ TABLE: Table = {
     ops.cummax: _cumulative(lax.cummax),
     ops.cummin: _cumulative(lax.cummin),
     ops.cumlogsumexp: _cumulative(lax.cumlogsumexp),
-    ops.reduce_window: one(_reduce_window),
-    ops.select_and_scatter_add: one(_select_and_scatter_add),
+    window_ops.reduce_window: one(_reduce_window),
+    window_ops.select_and_scatter_add: one(_select_and_scatter_add),
     ops.sort: many(_sort),
     ops.top_k: many(_top_k),
 }

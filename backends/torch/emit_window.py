@@ -10,7 +10,7 @@ from plait.backends.torch.carriers import ordered
 from plait.backends.torch.emit_reduce import highest, lowest, sum_of
 from plait.backends.torch.emit_shape import pad_with
 from plait.backends.torch.emitter import Call, Table
-from plait.core_ir.ops import reduce as ops
+from plait.core_ir.ops import window as ops
 from plait.core_ir.types import DType
 
 

@@ -11,12 +11,14 @@ from plait.core_ir.ops import (
     random,
     reduce,
     shape,
+    window,
 )
 
 FAMILIES: dict[str, tuple[Op, ...]] = {
     "elementwise": elementwise.FAMILY,
     "shape": shape.FAMILY,
     "reduce": reduce.FAMILY,
+    "window": window.FAMILY,
     "index": index.FAMILY,
     "linalg": linalg.FAMILY,
     "convolution": convolution.FAMILY,

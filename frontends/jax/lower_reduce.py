@@ -6,7 +6,7 @@ from types import MappingProxyType
 from plait.core_ir.build import Builder
 from plait.core_ir.graph import Value
 from plait.core_ir.op import Op
-from plait.core_ir.ops import elementwise
+from plait.core_ir.ops import elementwise, window
 from plait.core_ir.ops import reduce as ops
 from plait.core_ir.types import bool_, dtype_of
 from plait.frontends.jax.lower_extern import extern
@@ -54,7 +54,7 @@ def _window(kind: str) -> Rule:
     def rule(b: Builder, site: Site, x: Value) -> Value:
         p = site.params
         return b(
-            ops.reduce_window,
+            window.reduce_window,
             x,
             kind=kind,
             window=ints(p["window_dimensions"]),
@@ -72,7 +72,7 @@ def _select_and_scatter_add(b: Builder, site: Site, source: Value, operand: Valu
     if p["select_prim"].name == "le":  # the first least element is the first largest of the negated
         operand = b(elementwise.neg, operand)
     return b(
-        ops.select_and_scatter_add,
+        window.select_and_scatter_add,
         source,
         operand,
         window=ints(p["window_dimensions"]),

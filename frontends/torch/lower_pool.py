@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from plait.core_ir.graph import Value
-from plait.core_ir.ops import reduce as rd
+from plait.core_ir.ops import window as win
 from plait.core_ir.types import TensorType
 from plait.frontends.torch.dtypes import compute_dtype
 from plait.frontends.torch.lower_reduce import spread
@@ -110,7 +110,7 @@ def max_pool(
     extra = _excess(x, s.type, kernel, stride, padding, dilation)
     window = _window(x, kernel, stride, padding, dilation, extra)
     base = (1,) * x.type.rank
-    return s(rd.reduce_window, x, kind="max", base_dilation=base, **window), None
+    return s(win.reduce_window, x, kind="max", base_dilation=base, **window), None
 
 
 def max_pool_backward(
@@ -130,7 +130,7 @@ def max_pool_backward(
     extra = _excess(x, grad.type, kernel, stride, padding)
     window = _window(x, kernel, stride, padding, extra=extra)
     del window["window_dilation"]
-    return s(rd.select_and_scatter_add, grad, x, **window)
+    return s(win.select_and_scatter_add, grad, x, **window)
 
 
 def avg_pool(
@@ -160,7 +160,7 @@ def _window_sum(
 ) -> Value:
     kernel = _each(kernel, x.type.rank - 2)
     window = _window(x, kernel, stride, padding, extra=_excess(x, out, kernel, stride, padding))
-    return s(rd.reduce_window, x, kind="sum", base_dilation=(1,) * x.type.rank, **window)
+    return s(win.reduce_window, x, kind="sum", base_dilation=(1,) * x.type.rank, **window)
 
 
 def _counts(
@@ -213,7 +213,7 @@ def avg_pool_backward(
     high = [x.type.shape[2 + i] - size[i] - low[i] + kernel[i] - 1 for i in spatial]
     lead = 2
     out = s(
-        rd.reduce_window,
+        win.reduce_window,
         scaled,
         kind="sum",
         window=(1,) * lead + kernel,
