@@ -34,6 +34,7 @@ from plait.core_ir.ops.reduce import (
     sort,
     top_k,
 )
+from plait.core_ir.ops.window import FAMILY as WINDOWS
 from plait.core_ir.ops.window import reduce_window, select_and_scatter_add
 from plait.core_ir.types import DTYPES, DType, TensorType
 
