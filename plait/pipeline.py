@@ -53,9 +53,12 @@ class Pipeline:
         """`(loss, grads)` of one batch; `((loss, aux), grads)` with `has_aux`.
 
         params: default the model's own; for a torch source a dict with exactly the keys of `named_parameters()`, else a
-        pytree like the model. grads: for a torch source a dict (frozen: None, unused: zeros), for an nnx module a
-        State of its Params, as nnx.grad gives, else a pytree like the model. step: the number that random ops fold into the seed (default: the number of calls before). Arrays are of
-        the backend's kind. No array of the caller is changed.
+            pytree like the model.
+        grads: for a torch source a dict (frozen: None, unused: zeros), for an nnx module a State of its Params, as
+            nnx.grad gives, else a pytree like the model. On the JAX backend each lies where its parameter lies.
+        step: the number that random ops fold into the seed (default: the number of calls before).
+
+        Arrays are of the backend's kind. No array of the caller is changed.
 
         Raises BatchError where the batch is not what the pipeline was compiled for.
         """
