@@ -24,6 +24,10 @@ Task: TypeAlias = Callable[[list[Any]], Sequence[Any]]
 """A compiled task graph: arrays in the order of its inputs -> those of its outputs. It may empty the list."""
 
 
+Spans: TypeAlias = Sequence[Sequence[tuple[float, float]]]
+"""For each rank the start and the end of each of its compute actions, in its order: seconds from the step's start."""
+
+
 class Arrays(Protocol):
     """What the runtime asks of a backend's arrays."""
 
@@ -97,6 +101,9 @@ class Engine(Protocol):
     def profile(self, inputs: StepInputs) -> Times:
         """Run steps task by task and measure: seconds of F, I and W of each stage, and of a transfer."""
 
+    def measure(self, inputs: StepInputs) -> Spans:
+        """Run one step and note when its compute actions run. UsageError where an engine cannot tell."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -141,18 +148,19 @@ class Step:
     _aux: dict[str, dict[int, Any]] = field(default_factory=dict)
     _buffers: dict[str, Any] = field(default_factory=dict)
 
-    def compute(self, action: Action) -> None:
-        """Run the tasks of one action, of an F&B pair its backward first.
+    def compute(self, action: Action) -> list[Any]:
+        """Run the tasks of one action, of an F&B pair its backward first; the arrays they made.
 
         ExecutionError names stage, microbatch and action where one fails.
         """
+        made: list[Any] = []
         for part in reversed(action.parts):
             stage, microbatch = _place(part)
             for kind in _TASKS_OF[part.kind.name]:
                 if kind != "F" and not self.inputs.backward:
                     continue
                 try:
-                    self._run(stage, kind, microbatch)
+                    made += self._run(stage, kind, microbatch)
                 except PlaitError:
                     raise
                 except Exception as error:
@@ -160,6 +168,7 @@ class Step:
                         f"stage {stage}, microbatch {microbatch}, action {action} (task {kind}) "
                         f"failed: {type(error).__name__}: {error}"
                     ) from error
+        return made
 
     def outgoing(self, stage: int, peer: int, microbatch: int, kind: EdgeKind) -> list[Any]:
         """The arrays that `stage` made for `peer`, in the order of the program's edges; each is given once."""
@@ -194,7 +203,7 @@ class Step:
 
     # Inside.
 
-    def _run(self, stage: int, kind: TaskKind, microbatch: int) -> None:
+    def _run(self, stage: int, kind: TaskKind, microbatch: int) -> Sequence[Any]:
         plan, graph = self.plan, self.plan.program.task(stage, kind)
         env = self._envs.setdefault((stage, microbatch), {})
         later = plan.later_reads(stage, kind, backward=self.inputs.backward)
@@ -211,6 +220,7 @@ class Step:
             del env[port]
         if not env and kind == "W":
             del self._envs[stage, microbatch]
+        return outputs
 
     def _is_spent(self, stage: int, kind: TaskKind, port: Port) -> bool:
         """Whether no later task reads the port; a gradient may arrive before F's successors ran."""
@@ -289,6 +299,37 @@ _TASKS_OF: dict[str, tuple[TaskKind, ...]] = {
 }
 
 
+TaskOf: TypeAlias = tuple[TaskKind, int, int]
+"""A task of one stage and one microbatch."""
+
+
+def tasks_of(action: Action) -> Iterator[TaskOf]:
+    """The tasks that a compute action runs, in the order in which it runs them."""
+    for part in reversed(action.parts):
+        stage, microbatch = _place(part)
+        yield from ((kind, stage, microbatch) for kind in _TASKS_OF[part.kind.name])
+
+
+def awaited(action: Action, program: Program) -> set[TaskOf]:
+    """The tasks that must have run before a compute action."""
+    needs, done = set[TaskOf](), set[TaskOf]()
+    for task in tasks_of(action):
+        needs.update(needed for needed in _reads(task, program) if needed not in done)
+        done.add(task)
+    return needs
+
+
+def _reads(task: TaskOf, program: Program) -> Iterator[TaskOf]:
+    kind, stage, microbatch = task
+    if kind == "W":
+        yield "I", stage, microbatch
+        return
+    if kind == "I":
+        yield "F", stage, microbatch
+    for edge in program.edges_into(stage, "activation" if kind == "F" else "gradient"):
+        yield kind, edge.source, microbatch
+
+
 def linear_order(schedule: ActionTable, program: Program) -> list[Action]:
     """The compute actions of all ranks in one order that keeps each rank's own order and every dependency.
 
@@ -296,15 +337,15 @@ def linear_order(schedule: ActionTable, program: Program) -> list[Action]:
     """
     queues = [iter(_computes(schedule.rank(r))) for r in range(schedule.num_ranks)]
     heads = [next(queue, None) for queue in queues]
-    done: set[tuple[str, int, int]] = set()
+    done: set[TaskOf] = set()
     order: list[Action] = []
     while any(head is not None for head in heads):
         before = len(order)
         for rank, queue in enumerate(queues):
             head = heads[rank]
-            if head is not None and _is_ready(head, program, done):
+            if head is not None and awaited(head, program) <= done:
                 order.append(head)
-                done.update(_effects(head))
+                done.update(tasks_of(head))
                 heads[rank] = next(queue, None)
         if len(order) == before:
             stuck = ", ".join(f"rank {r} at {h}" for r, h in enumerate(heads) if h is not None)
@@ -323,30 +364,6 @@ def _place(task: Action) -> tuple[int, int]:
 
 def _computes(actions: Iterable[Action]) -> Iterator[Action]:
     return (a for a in actions if a.kind.is_compute)
-
-
-def _effects(action: Action) -> Iterator[tuple[str, int, int]]:
-    for part in action.parts:
-        stage, microbatch = _place(part)
-        yield from ((kind, stage, microbatch) for kind in _TASKS_OF[part.kind.name])
-
-
-def _is_ready(action: Action, program: Program, done: set[tuple[str, int, int]]) -> bool:
-    made = set[tuple[str, int, int]]()
-    for part in reversed(action.parts):
-        stage, microbatch = _place(part)
-        for kind in _TASKS_OF[part.kind.name]:
-            needs = [("F", stage)] if kind == "I" else [("I", stage)] if kind == "W" else []
-            edge_kind: EdgeKind = "activation" if kind == "F" else "gradient"
-            if kind != "W":
-                source_task = "F" if kind == "F" else "I"
-                needs += [(source_task, e.source) for e in program.edges_into(stage, edge_kind)]
-            if any(
-                (k, s, microbatch) not in done and (k, s, microbatch) not in made for k, s in needs
-            ):
-                return False
-            made.add((kind, stage, microbatch))
-    return True
 
 
 def add_shared(

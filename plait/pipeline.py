@@ -14,6 +14,8 @@ from plait.core_ir.errors import PlaitError, UsageError
 from plait.core_ir.interpret import interpret
 from plait.core_ir.ops.random import fold_in, seed_key
 from plait.core_ir.program import Program
+from plait.core_ir.schedule.kinds import IS_COMPUTE
+from plait.core_ir.schedule.rewrite import keep
 from plait.core_ir.schedule.schedule import Schedule
 from plait.core_ir.schedule.timeline import Timeline
 from plait.core_ir.schedule.times import Times
@@ -113,6 +115,19 @@ class Pipeline:
         """
         self._profile = self.engine.profile(self._inputs(batch, None, 0, backward=True))
         return self._profile
+
+    def measure(self, batch: Any) -> Timeline:
+        """Run a step, after one to warm up, and note when each compute action runs, in seconds from the step's start.
+
+        Nothing is written: neither `.grad` nor state. On a `distributed` engine every rank returns the actions of all
+        ranks, without what they waited for; on `local` the ranks take turns in this process, so no two overlap; on
+        `mpmd` an action starts once it is dispatched, its rank is free and what it reads is there, and ends when its
+        results are. UsageError on `spmd`, whose one program cannot be timed by action.
+        """
+        rows = self.engine.measure(self._inputs(batch, None, 0, backward=True))
+        table = keep(self.schedule, IS_COMPUTE[self.schedule.kind])
+        start, end = np.array([span for row in rows for span in row]).T
+        return Timeline(table, start, end)
 
     def simulate(self, times: Times | None = None) -> Timeline:
         """The schedule in time: by `times`, else as `profile` measured, else by the cost model's estimate."""

@@ -18,6 +18,7 @@ from plait.backends.jax.compile import compile_task
 from plait.backends.jax.devices import beside
 from plait.backends.runtime import (
     Plan,
+    Spans,
     Step,
     StepInputs,
     StepOutputs,
@@ -25,7 +26,7 @@ from plait.backends.runtime import (
     linear_order,
     task_graphs,
 )
-from plait.backends.timing import PROFILE_ROUNDS, TaskTimer
+from plait.backends.timing import PROFILE_ROUNDS, TaskTimer, by_rank, dispatch
 from plait.core_ir.arrays import is_torch, to_numpy
 from plait.core_ir.program import Program
 from plait.core_ir.schedule.ir import ActionTable
@@ -86,7 +87,7 @@ class MpmdEngine:
             for stage, kind, graph in task_graphs(program, self.stages)
         }
         self._plan = Plan(program, self.stages, tasks, self.arrays)
-        self._order = linear_order(schedule, program)
+        self._order, self._placement = linear_order(schedule, program), schedule.placement
         self.compile_seconds = time.perf_counter() - started
 
     def agree(self, error: Exception | None) -> None:
@@ -119,6 +120,16 @@ class MpmdEngine:
                 for action in self._order:
                     step.compute(action)
         return timer.times(comm=self._latency())
+
+    def measure(self, inputs: StepInputs) -> Spans:
+        """As the actions were dispatched and their results came to be: see `timing.dispatch`."""
+        for grad in self.run(inputs).grads.values():
+            grad.block_until_ready()
+        began = time.perf_counter()
+        with jax.enable_x64(True):
+            step = Step(self._plan, inputs)
+            spans = dispatch(step, self._order, self._placement, jax.block_until_ready)
+        return by_rank(spans, self._placement, began)
 
     def _latency(self) -> float:
         first = self.arrays.zeros(TensorType(u8, (1,)), 0)

@@ -23,8 +23,8 @@ from plait.backends.jax.spmd.program import rank_program
 from plait.backends.jax.spmd.staging import Packer, Unpacker, gather, input_types, part_of
 from plait.backends.jax.spmd.ticks import assign_ticks
 from plait.backends.jax.spmd.wiring import wire
-from plait.backends.runtime import StepInputs, StepOutputs, add_shared
-from plait.core_ir.errors import BatchError
+from plait.backends.runtime import Spans, StepInputs, StepOutputs, add_shared
+from plait.core_ir.errors import BatchError, UsageError
 from plait.core_ir.program import Program, TaskKind
 from plait.core_ir.schedule.ir import ActionTable
 from plait.core_ir.schedule.kinds import KINDS, ActionKind
@@ -105,6 +105,13 @@ class SpmdEngine:
     def profile(self, inputs: StepInputs) -> Times:
         """Times of the same tasks run one by one on the same devices: inside the one program none can be told."""
         return MpmdEngine(self._program, self._schedule, devices=self._devices).profile(inputs)
+
+    def measure(self, inputs: StepInputs) -> Spans:
+        """UsageError: nobody outside sees when the actions of one program run."""
+        raise UsageError(
+            "engine='spmd' runs a step as one program, whose actions cannot be timed one by one; measure with "
+            "engine='mpmd', which runs the same tasks"
+        )
 
     def compiled_text(self, *, backward: bool = True) -> str:
         """The optimised HLO of the program as it runs here."""

@@ -4,13 +4,14 @@ Every rank compiles the tasks of its own stages and runs its row of the lowered 
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from plait.backends.runtime import Step, StepInputs, StepOutputs
-from plait.backends.timing import PROFILE_ROUNDS, TaskTimer
+from plait.backends.runtime import Spans, Step, StepInputs, StepOutputs
+from plait.backends.timing import PROFILE_ROUNDS, Recorder, TaskTimer, by_rank
+from plait.backends.torch.clock import clock_offset
 from plait.backends.torch.engine_local import TorchArrays, compile_plan, sum_losses
 from plait.backends.torch.mail import Mail
 from plait.backends.torch.process_group import group
@@ -72,7 +73,25 @@ class DistributedEngine:
             timer.include(medians)
         return timer.times(comm=self._latency())
 
-    def _execute(self, step: Step, actions: Sequence[Action]) -> None:
+    @torch.no_grad()
+    def measure(self, inputs: StepInputs) -> Spans:
+        """As the actions of all ranks ran, by the clock of rank 0; what an action waits for is not part of it."""
+        self.run(inputs)
+        offset = clock_offset(self.group, self.arrays.device)
+        self.agree(None)  # all begin together
+        recorder = Recorder(self.arrays.wait)
+        self._execute(Step(self._plan, inputs), self._actions, recorder.run)
+        everywhere = self.group.gather((recorder.began + offset, recorder.shifted(offset)))
+        began = min(begun for begun, _ in everywhere)
+        spans = (span for _, own in everywhere for span in own)
+        return by_rank(spans, self._placement, began)
+
+    def _execute(
+        self,
+        step: Step,
+        actions: Sequence[Action],
+        compute: Callable[[Step, Action], object] = Step.compute,
+    ) -> None:
         mail = Mail(self._program, self._placement, self.group, self.arrays.device)
         action: Action | None = None
         try:
@@ -82,7 +101,7 @@ class DistributedEngine:
                 elif action.kind.is_compute:
                     for part in action.parts:
                         self._open_mail(step, mail, part)
-                    step.compute(action)
+                    compute(step, action)
             mail.finish()
         except Exception as error:
             self.group.fail(error, f"in action {action}")

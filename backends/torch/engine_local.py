@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from plait.backends.runtime import (
     Plan,
+    Spans,
     Step,
     StepInputs,
     StepOutputs,
@@ -20,7 +21,7 @@ from plait.backends.runtime import (
     linear_order,
     task_graphs,
 )
-from plait.backends.timing import PROFILE_ROUNDS, TaskTimer
+from plait.backends.timing import PROFILE_ROUNDS, Recorder, TaskTimer, by_rank
 from plait.backends.torch.arrays import to_torch, torch_dtype
 from plait.backends.torch.compile import compile_task
 from plait.core_ir.program import Program
@@ -86,7 +87,7 @@ class LocalEngine:
         self.stages = tuple(range(program.num_stages))
         self.arrays = TorchArrays(device)
         self._plan = compile_plan(program, self.stages, device=device, codegen=codegen)
-        self._order = linear_order(schedule, program)
+        self._order, self._placement = linear_order(schedule, program), schedule.placement
         self.compile_seconds = time.perf_counter() - started
 
     def agree(self, error: Exception | None) -> None:
@@ -112,6 +113,16 @@ class LocalEngine:
             for action in self._order:
                 step.compute(action)
         return timer.times(comm=0.0)
+
+    @torch.no_grad()
+    def measure(self, inputs: StepInputs) -> Spans:
+        """As the actions of all ranks took turns here."""
+        self.run(inputs)
+        recorder = Recorder(self.arrays.wait)
+        step = Step(self._plan, inputs)
+        for action in self._order:
+            recorder.run(step, action)
+        return by_rank(recorder.spans, self._placement, recorder.began)
 
 
 def collect(step: Step) -> StepOutputs:

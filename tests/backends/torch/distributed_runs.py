@@ -14,6 +14,9 @@ import torch.distributed as dist
 from torch import nn
 
 import plait
+from plait.backends.runtime import awaited, tasks_of
+from plait.backends.torch.clock import clock_offset
+from plait.backends.torch.process_group import group
 from plait.core_ir.program import TaskKind
 from plait.models.llama import torch as llama
 from plait.models.llama.config import CONFIGS, batches
@@ -145,6 +148,33 @@ def profile() -> None:
     assert pipeline.simulate().makespan > 0
 
 
+def measure() -> None:
+    """Every rank returns when the actions of all ranks ran, by one clock: none before what it reads of another rank."""
+    model = llama.build(CONFIG, seed=0)
+    pipeline = compiled(model)
+    timeline = pipeline.measure(batch())
+    everywhere: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everywhere, (timeline.start.tolist(), timeline.end.tolist()))
+    assert everywhere == [everywhere[0]] * len(everywhere)
+    assert timeline.schedule == pipeline.schedule
+    assert timeline.start.min() >= 0
+    end = {task: one.end for one in timeline.tasks for task in tasks_of(one.action)}
+    for one in timeline.tasks:
+        assert one.start < one.end
+        assert all(end[task] <= one.start for task in awaited(one.action, pipeline.program))
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def clocks() -> None:
+    """A rank on another host reads another clock; on the same host all read one."""
+    device = torch.device("cpu")
+    assert clock_offset(group(), device) == 0
+    if RANK == 1:
+        own = time.perf_counter
+        time.perf_counter = lambda: own() + 100
+    assert abs(clock_offset(group(), device) + 100 * (RANK == 1)) < 0.05
+
+
 def failing(task: TaskKind, how: str) -> None:
     """R76: stage 1 fails on microbatch 2 of step 2; every rank ends, saying what failed first."""
     pipeline = compiled(llama.build(CONFIG, seed=0))
@@ -181,9 +211,8 @@ if __name__ == "__main__":
     dist.init_process_group("gloo")
     if sys.argv[1] == "failing":
         failing(cast(TaskKind, sys.argv[2]), sys.argv[3])
-    {f.__name__: f for f in (steps, meta, partial_batch, compile_error, different, profile)}[
-        sys.argv[1]
-    ]()
+    runs = (steps, meta, partial_batch, compile_error, different, profile, measure, clocks)
+    {f.__name__: f for f in runs}[sys.argv[1]]()
     dist.barrier()
     dist.destroy_process_group()
     print("done")

@@ -18,6 +18,8 @@ SCRIPT = Path(__file__).with_name("distributed_runs.py")
         ("compile_error", 2),
         ("different", 2),
         ("profile", 2),
+        ("measure", 3),
+        ("clocks", 3),
     ],
 )
 def test_ranks(what: str, num_ranks: int) -> None:
