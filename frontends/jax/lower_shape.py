@@ -72,15 +72,25 @@ def _slice(b: Builder, site: Site, x: Value) -> Value:
     return b(ops.slice_, x, start=start, limit=limit, strides=strides)
 
 
-def _split(b: Builder, site: Site, x: Value) -> list[Value]:
-    dim, shape = int(site.params["axis"]), x.type.shape
+def _parts(b: Builder, x: Value, dim: int, sizes: Sequence[int]) -> list[Value]:
+    """x cut along a dim into parts of these sizes."""
+    shape = x.type.shape
     parts, at = [], 0
-    for size in ints(site.params["sizes"]):
+    for size in sizes:
         start = tuple(at if d == dim else 0 for d in range(len(shape)))
         limit = tuple(at + size if d == dim else n for d, n in enumerate(shape))
         parts.append(b(ops.slice_, x, start=start, limit=limit, strides=(1,) * len(shape)))
         at += size
     return parts
+
+
+def _split(b: Builder, site: Site, x: Value) -> list[Value]:
+    return _parts(b, x, int(site.params["axis"]), ints(site.params["sizes"]))
+
+
+def _unstack(b: Builder, site: Site, x: Value) -> list[Value]:
+    parts = _parts(b, x, int(site.params["axis"]), (1,) * len(site.results))
+    return [b.reshape(part, type.shape) for part, type in zip(parts, site.results, strict=True)]
 
 
 def _pad(b: Builder, site: Site, x: Value, filler: Value) -> Value:
@@ -92,6 +102,21 @@ def _pad(b: Builder, site: Site, x: Value, filler: Value) -> Value:
 
 def _concatenate(b: Builder, site: Site, *xs: Value) -> Value:
     return b(ops.concatenate, *xs, dim=int(site.params["dimension"]))
+
+
+def _stack(b: Builder, site: Site, *xs: Value) -> Value:
+    dim = int(site.params["axis"])
+    shape = tuple(1 if d == dim else n for d, n in enumerate(site.result.shape))
+    return b(ops.concatenate, *(b.reshape(x, shape) for x in xs), dim=dim)
+
+
+def _tile(b: Builder, site: Site, x: Value) -> Value:
+    """Each dim of n elements, r times, is two: r and n, of which the first is broadcast."""
+    reps, shape = ints(site.params["reps"]), x.type.shape
+    if key_rank(site):
+        reps = (*reps, 1)
+    pairs = tuple(size for pair in zip(reps, shape, strict=True) for size in pair)
+    return b.reshape(b.expand(x, pairs, range(1, len(pairs), 2)), site.result.shape)
 
 
 def _start(b: Builder, index: Value) -> Value:
@@ -132,6 +157,9 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "rev": _rev,
         "slice": _slice,
         "split": _split,
+        "stack": _stack,
+        "unstack": _unstack,
+        "tile": _tile,
         "pad": _pad,
         "concatenate": _concatenate,
         "dynamic_slice": _dynamic_slice,
