@@ -18,6 +18,7 @@ from plait.core_ir.errors import CaptureError, UsageError
 from plait.core_ir.graph import Source
 from plait.frontends.torch.aot import in_backward
 from plait.frontends.torch.checkpoint import keep_cut, next_cut
+from plait.frontends.torch.effects import Effects
 from plait.frontends.torch.sources import calling_source
 
 Tree = TypeVar("Tree")
@@ -64,8 +65,9 @@ class _Marker(torch.autograd.Function):
 class Marks:
     """The cuts met while one forward runs."""
 
-    def __init__(self) -> None:
+    def __init__(self, effects: Effects) -> None:
         self.num_cuts = 0
+        self._effects = effects
         self._calls: dict[str, Source] = {}
 
     def restart(self) -> None:
@@ -73,8 +75,8 @@ class Marks:
         self.num_cuts = 0
         self._calls.clear()
 
-    def cut(self, tree: Tree) -> Tree:
-        """Mark every tensor of the tree at the next cut."""
+    def cut(self, tree: Tree, path: str = "") -> Tree:
+        """Mark every tensor of the tree at the next cut, which stands before the module `path`, if not ""."""
         tensors = _tensors(tree)
         if not tensors:
             where = calling_source()
@@ -84,6 +86,8 @@ class Marks:
             )
         marked = _Marker.apply(self.num_cuts, *tensors)  # type: ignore[no-untyped-call]
         keep_cut(marked)
+        place = f"before {path!r}" if path else f"at {calling_source()}"
+        self._effects.join(tensors, marked, place)
         self.num_cuts += 1
         return _with_tensors(tree, marked)
 
@@ -177,6 +181,6 @@ def _cut_before(module: nn.Module, path: str, marks: Marks) -> Any:
         if in_backward():
             return cross_again((args, kwargs))
         marks.met(path)
-        return marks.cut((args, kwargs))
+        return marks.cut((args, kwargs), path)
 
     return module.register_forward_pre_hook(hook, with_kwargs=True)

@@ -19,6 +19,7 @@ from plait.core_ir.types import KEY, TensorType
 from plait.frontends.batch import BatchSpec, batch_spec
 from plait.frontends.captured import Captured
 from plait.frontends.torch import aot, checkpoint
+from plait.frontends.torch.attributes import attributes_kept
 from plait.frontends.torch.boundary import marking
 from plait.frontends.torch.devices import capture_device, device_wanted
 from plait.frontends.torch.dtypes import TO_TORCH, type_of
@@ -92,6 +93,7 @@ def trace(
     program = Program(loss_fn, model, spec, treespec, has_aux, recorder.restart)
     mode = aot.fake_mode()
     with ExitStack() as stack:
+        stack.enter_context(attributes_kept(model))
         where = stack.enter_context(capture_device(device_wanted(model, device)))
         stack.enter_context(fake_tensors(model, mode, where))
         stack.enter_context(stack_of_modules.following())

@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 from plait.core_ir.errors import CaptureError
 from plait.frontends.batch import BatchSpec
 from plait.frontends.torch.boundary import Marks
+from plait.frontends.torch.effects import Effects
 from plait.frontends.torch.trees import kind_of, named_leaves
 
 LossFn: TypeAlias = Callable[[Any, Any], Any]
@@ -52,7 +53,8 @@ class Program(nn.Module):
     ) -> None:
         super().__init__()
         self.model = model
-        self.marks = Marks()
+        self.effects = Effects(model)
+        self.marks = Marks(self.effects)
         self.aux = Aux()
         self.replaced: tuple[str, ...] = ()
         self._loss_fn, self._spec, self._treespec = loss_fn, spec, treespec
@@ -61,11 +63,14 @@ class Program(nn.Module):
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Loss, then the tensors of aux and the buffers that were replaced, without gradient."""
         self.marks.restart()
+        self.effects.restart()
         self._restart()
         given = iter(tensors)
         leaves = [leaf.value if leaf.type is None else next(given) for leaf in self._spec.leaves]
         before = _held(self.model)
-        result = self._loss_fn(self.model, pytree.tree_unflatten(leaves, self._treespec))
+        with self.effects:
+            result = self._loss_fn(self.model, pytree.tree_unflatten(leaves, self._treespec))
+        self.effects.finish(before)
         loss, aux = self._parted(result)
         _check_loss(loss)
         replaced = _replaced(before, _held(self.model))

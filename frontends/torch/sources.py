@@ -15,6 +15,7 @@ from plait.core_ir.graph import UNKNOWN, Source
 
 _TORCH = str(Path(torch.__file__).parent)
 _OURS = str(Path(__file__).parent)
+_API = ("plait.api", "plait.extras")
 
 
 class ModuleStack:
@@ -60,7 +61,7 @@ def calling_source(module: str = "", stop: CodeType | None = None) -> Source:
     """The innermost line of the user's code that runs now; UNKNOWN when a frame of `stop` is met first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not stop:
-        if _is_users(frame.f_code.co_filename):
+        if _is_users(frame):
             return Source(module, frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back
     return UNKNOWN
@@ -70,12 +71,14 @@ def raising_source(traceback: TracebackType | None) -> Source:
     """The innermost line of the user's code that an exception passed through."""
     found = UNKNOWN
     while traceback is not None:
-        name = traceback.tb_frame.f_code.co_filename
-        if _is_users(name):
-            found = Source("", name, traceback.tb_lineno)
+        frame = traceback.tb_frame
+        if _is_users(frame):
+            found = Source("", frame.f_code.co_filename, traceback.tb_lineno)
         traceback = traceback.tb_next
     return found
 
 
-def _is_users(filename: str) -> bool:
-    return not filename.startswith((_TORCH, _OURS, "<"))
+def _is_users(frame: FrameType) -> bool:
+    if frame.f_globals.get("__name__") in _API:
+        return False
+    return not frame.f_code.co_filename.startswith((_TORCH, _OURS, "<"))
