@@ -6,6 +6,7 @@ Private: `jax._src.source_info_util` (the user's frame of an equation), `_impl` 
 
 import os
 import re
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax._src import source_info_util
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 
 from plait.core_ir.errors import CaptureError
 from plait.core_ir.graph import Source
@@ -72,9 +73,20 @@ def closed(jaxpr: ClosedJaxpr | Jaxpr) -> ClosedJaxpr:
     return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
 
 
+def as_function(jaxpr: ClosedJaxpr) -> Callable[..., list[Any]]:
+    """The function of arrays that a jaxpr is."""
+    function: Callable[..., list[Any]] = jaxpr_as_fun(jaxpr)
+    return function
+
+
 def abstract(shape: tuple[int, ...], dtype: Any, *, weak: bool = False) -> jax.ShapeDtypeStruct:
     """An array that has no content, to trace with."""
     return jax.ShapeDtypeStruct(shape, dtype, weak_type=weak)  # type: ignore[no-untyped-call]
+
+
+def like(atom: Any) -> jax.ShapeDtypeStruct:
+    """An array that has no content, as an operand of an equation is."""
+    return abstract(atom.aval.shape, atom.aval.dtype)
 
 
 def x64_enabled() -> bool:

@@ -16,6 +16,7 @@ from plait.frontends.jax import (
     lower_random,
     lower_reduce,
     lower_shape,
+    lower_traced,
 )
 from plait.frontends.jax.jaxpr import (
     ClosedJaxpr,
@@ -40,6 +41,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         **lower_linalg.RULES,
         **lower_random.RULES,
         **lower_control.RULES,
+        **lower_traced.RULES,
     }
 )
 """A primitive that is not here becomes an `extern`."""

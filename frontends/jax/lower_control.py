@@ -7,6 +7,8 @@ from plait.core_ir.build import Builder
 from plait.core_ir.errors import CaptureError
 from plait.core_ir.graph import Value
 from plait.core_ir.ops import control as ops
+from plait.core_ir.ops.elementwise import select
+from plait.core_ir.ops.reduce import reduce_or
 from plait.core_ir.types import i32
 from plait.frontends.jax.jaxpr import closed
 from plait.frontends.jax.lower_extern import extern
@@ -79,14 +81,51 @@ def _platform_index(b: Builder, site: Site) -> list[Value]:
 
 def _while(b: Builder, site: Site, *operands: Value) -> tuple[Value, ...]:
     p = site.params
-    _refuse_cut(site, p["cond_jaxpr"], p["body_jaxpr"])
+    cond, body = p["cond_jaxpr"], p["body_jaxpr"]
+    _refuse_cut(site, cond, body)
+    if cond.out_avals[0].shape:
+        return _batched_while(b, site, *operands)
     return b.emit(
         ops.while_,
         *operands,
-        cond=site.lowering.body("cond", p["cond_jaxpr"]),
-        body=site.lowering.body("body", p["body_jaxpr"]),
+        cond=site.lowering.body("cond", cond),
+        body=site.lowering.body("body", body),
         cond_nconsts=int(p["cond_nconsts"]),
         body_nconsts=int(p["body_nconsts"]),
+    )
+
+
+def _batched_while(b: Builder, site: Site, *operands: Value) -> tuple[Value, ...]:
+    """A loop under `vmap`, whose members end at different times: until the last has, the others stand still."""
+    p = site.params
+    num_cond, num_body = int(p["cond_nconsts"]), int(p["body_nconsts"])
+    cond_consts, body_consts = operands[:num_cond], operands[num_cond : num_cond + num_body]
+    carry = operands[num_cond + num_body :]
+
+    cond = Builder("cond")
+    inputs = [cond.input(x.type) for x in (*cond_consts, *carry)]
+    (running,) = site.lowering.inline(cond, p["cond_jaxpr"], *inputs)
+    cond.output(cond(reduce_or, running, dims=tuple(range(running.type.rank))))
+
+    body = Builder("body")
+    inputs = [body.input(x.type) for x in (*cond_consts, *body_consts, *carry)]
+    old = inputs[num_cond + num_body :]
+    (running,) = site.lowering.inline(body, p["cond_jaxpr"], *inputs[:num_cond], *old)
+    for before, after in zip(
+        old, site.lowering.inline(body, p["body_jaxpr"], *inputs[num_cond:]), strict=True
+    ):
+        mine = body.expand(running, after.type.shape, range(running.type.rank))
+        body.output(body(select, mine, after, before))
+    return b.emit(
+        ops.while_,
+        *cond_consts,
+        *cond_consts,
+        *body_consts,
+        *carry,
+        cond=cond.build(),
+        body=body.build(),
+        cond_nconsts=num_cond,
+        body_nconsts=num_cond + num_body,
     )
 
 
@@ -152,6 +191,10 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "closed_call": _call("call_jaxpr"),
         "custom_jvp_call": _call("call_jaxpr"),
         "custom_vjp_call": _call("call_jaxpr"),
+        "custom_vmap_call": _call("call"),
+        "linear_call": _call("callee"),
+        "composite": _call("jaxpr"),
+        "remat_opt": _call("fwd_jaxpr"),
         "remat2": _remat,
         "custom_linear_solve": _linear_solve,
         "cond": _cond,

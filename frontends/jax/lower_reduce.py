@@ -87,10 +87,24 @@ def _sort(b: Builder, site: Site, *xs: Value) -> tuple[Value, ...]:
 
 
 def _top_k(b: Builder, site: Site, x: Value) -> list[Value]:
-    dim, last = int(site.params["axis"]), x.type.rank - 1
+    return _top_along(b, site, x, int(site.params["axis"]))
+
+
+def _top_along(b: Builder, site: Site, x: Value, dim: int) -> list[Value]:
+    last = x.type.rank - 1
     swap = [last if d == dim else dim if d == last else d for d in range(x.type.rank)]
     values, indices = b.emit(ops.top_k, b.transpose(x, swap), k=int(site.params["k"]))
     return [b.transpose(values, swap), b.convert(b.transpose(indices, swap), site.results[1].dtype)]
+
+
+def _approx_top_k(b: Builder, site: Site, x: Value) -> Value | Sequence[Value]:
+    """The exact top k, which is what JAX itself gives where the hardware has nothing faster."""
+    p = site.params
+    if not p["aggregate_to_topk"]:
+        return extern(b, site, x)
+    signed = x if p["is_max_k"] else b(elementwise.neg, x)
+    values, indices = _top_along(b, site, signed, int(p["reduction_dimension"]) % x.type.rank)
+    return [values if p["is_max_k"] else b(elementwise.neg, values), indices]
 
 
 RULES: Mapping[str, Rule] = MappingProxyType(
@@ -117,5 +131,6 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "select_and_scatter_add": _select_and_scatter_add,
         "sort": _sort,
         "top_k": _top_k,
+        "approx_top_k": _approx_top_k,
     }
 )

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax._src.lax.eval_jaxpr import eval_jaxpr_p
+from jax.custom_derivatives import linear_call
 from jax_checks import Case, check, lower, random, with_gradients
 
 from plait.core_ir.errors import CaptureError
@@ -16,6 +17,7 @@ from plait.frontends.jax.lower_control import RULES
 from plait.frontends.jax.marks import BOUNDARY, COTANGENT, TANGENT
 
 X, W = random((4, 3)), random((3, 3))
+KEY = jax.random.key(0)
 
 
 @jax.custom_vjp
@@ -32,6 +34,26 @@ def cubed(x: Any) -> Any:
 
 
 cubed.defjvp(lambda p, t: (cubed(*p), 3 * p[0] ** 2 * t[0]))
+
+
+@jax.custom_batching.custom_vmap
+def halved(x: Any) -> Any:
+    return x / 2
+
+
+halved.def_vmap(lambda size, batched, x: (x / 2, batched[0]))
+
+
+@jax.custom_vjp
+def sine(x: Any) -> Any:
+    return jnp.sin(x)
+
+
+sine.defvjp(lambda x: (jnp.sin(x), x), lambda x, g: (g * jnp.cos(x),), optimize_remat=True)
+
+
+def scaled(x: Any) -> Any:
+    return linear_call(lambda r, x: x * r[0], lambda r, g: g * r[0], [X], x)
 
 
 def rnn(w: Any, xs: Any, reverse: bool = False) -> Any:
@@ -73,6 +95,12 @@ CASES = [
     Case("", "custom-jvp-gradient", with_gradients(cubed), (X, X)),
     Case("custom_vjp_call", "plain", doubled, (X,)),
     Case("", "custom-vjp-gradient", with_gradients(doubled), (X, X)),
+    Case("custom_vmap_call", "plain", halved, (X,)),
+    Case("linear_call", "plain", scaled, (X + 1,)),
+    Case("linear_call", "gradient", with_gradients(scaled), (X, X + 1)),
+    Case("composite", "plain", lax.composite(lambda x: x * 2, "test.doubled"), (X,)),
+    Case("remat_opt", "plain", jax.jit(lambda x: jax.vjp(sine, x)[0]), (X,)),
+    Case("", "remat-opt-gradient", with_gradients(jax.checkpoint(sine)), (X, X)),
     Case("remat2", "plain", jax.checkpoint(jnp.sin), (X,)),
     Case(
         "remat2",
@@ -111,6 +139,17 @@ CASES = [
         "no-trip",
         lambda x, n: lax.fori_loop(0, n, lambda i, x: x * 2, x),
         (X, np.int32(0)),
+    ),
+    Case("while", "vmap", jax.vmap(newton), (X**2 + 1,)),
+    Case(
+        "while",
+        "vmap-constants",
+        jax.vmap(
+            lambda n, y: lax.while_loop(
+                lambda s: s[0] < n, lambda s: (s[0] + 1, s[1] * y + W, s[2]), (0, W, KEY)
+            )
+        ),
+        (np.array([3, 0, 5, 1]), X[:, 0]),
     ),
     Case("scan", "forward", rnn, (W, X)),
     Case("scan", "reverse", lambda w, x: rnn(w, x, True), (W, X)),
