@@ -5,7 +5,8 @@ and when one is changed in place, a later read of the other would miss it. A ten
 is a constant: a change of it would be lost, and what a forward leaves in it is not there in the next.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,11 +30,11 @@ class _Change:
     cut: str
 
 
-class Effects(TorchDispatchMode):
+class Effects(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees every op of a forward, and raises CaptureError at a change, or a read, that the program would miss."""
 
     def __init__(self, model: nn.Module) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._model = model
         self._twins: dict[StorageWeakRef, set[StorageWeakRef]] = {}
         self._cuts: dict[StorageWeakRef, str] = {}
@@ -45,11 +46,18 @@ class Effects(TorchDispatchMode):
         """It only looks."""
         return True
 
-    def restart(self) -> None:
-        """The forward runs again from its start."""
+    @contextmanager
+    def watching(self, held: Mapping[str, Tensor]) -> Iterator[None]:
+        """A forward of the model, from its start; `held` are its parameters and buffers, real ones for an eager run."""
         self._twins.clear()
         self._cuts.clear()
         self._stale.clear()
+        if all(map(_is_outside, held.values())):
+            yield
+            return
+        with self:
+            yield
+        self._finish(held)
 
     def join(self, given: Sequence[Tensor], marked: Sequence[Tensor], cut: str) -> None:
         """`marked` came out of a marker for `given`."""
@@ -60,8 +68,7 @@ class Effects(TorchDispatchMode):
             self._twins[new] = group
             self._cuts[new] = self._cuts[old] = cut
 
-    def finish(self, held: Mapping[str, Tensor]) -> None:
-        """The forward is over; `held` are the model's parameters and buffers as they were before."""
+    def _finish(self, held: Mapping[str, Tensor]) -> None:
         for name, tensor in held.items():
             change = self._stale.get(_storage(tensor))
             if change is not None:
@@ -117,7 +124,7 @@ def _missed(reader: str, change: _Change) -> CaptureError:
     )
 
 
-def _changed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterable[Tensor]:
+def _changed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
     """The tensors that an op changes."""
     for position, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
@@ -135,4 +142,4 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 def _storage(tensor: Tensor) -> StorageWeakRef:
-    return StorageWeakRef(tensor.untyped_storage())
+    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]

@@ -63,14 +63,12 @@ class Program(nn.Module):
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Loss, then the tensors of aux and the buffers that were replaced, without gradient."""
         self.marks.restart()
-        self.effects.restart()
         self._restart()
         given = iter(tensors)
         leaves = [leaf.value if leaf.type is None else next(given) for leaf in self._spec.leaves]
         before = _held(self.model)
-        with self.effects:
+        with self.effects.watching(before):
             result = self._loss_fn(self.model, pytree.tree_unflatten(leaves, self._treespec))
-        self.effects.finish(before)
         loss, aux = self._parted(result)
         _check_loss(loss)
         replaced = _replaced(before, _held(self.model))
