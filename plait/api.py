@@ -7,7 +7,7 @@ from typing import Any
 
 from plait.backends.runtime import Engine
 from plait.core_ir.arrays import is_torch
-from plait.core_ir.errors import PlaitError, ScheduleError, UsageError
+from plait.core_ir.errors import ScheduleError, UsageError
 from plait.core_ir.passes.pipeline import build_program
 from plait.core_ir.program import Program
 from plait.core_ir.schedule import registry
@@ -43,12 +43,13 @@ def compile(
 ) -> Pipeline:
     """Compile a model and its loss for a pipeline.
 
-    loss_fn: `loss_fn(model, batch) -> scalar`, for both frameworks; `(scalar, aux)` with `has_aux`. A JAX loss may take
-        a keyword `rng` and gets the microbatch's key; with `state` it is `loss_fn(model, batch, state) -> (scalar,
-        new_state)` (with both, `(scalar, new_state, aux)`).
+    loss_fn: `loss_fn(model, batch) -> scalar`, for both frameworks; `(scalar, aux)` with `has_aux`, aux a pytree whose
+        arrays come back stacked by microbatch, [M, ...]. A JAX loss may take a keyword `rng` and gets the microbatch's
+        key; with `state` it is `loss_fn(model, batch, state) -> (scalar, new_state)` (with both, `(scalar, new_state,
+        aux)`).
     model: a torch.nn.Module, or a pytree of JAX or NumPy arrays (nnx module or state, linen variables, equinox module).
-    batch: an example; arrays of rank >= 1 are cut along dim 0 into `num_microbatches`, 0-dim arrays and Python numbers
-        go whole to every microbatch, str, bool and None are static.
+    batch: an example (values do not count; abstract arrays will do). Arrays of rank >= 1 are cut along dim 0 into
+        `num_microbatches`; 0-dim arrays and Python numbers go whole to every microbatch; str, bool, None are static.
     split: None (cuts where `plait.stage_boundary` is called; without any, one stage) or module paths, a cut before
         each.
     schedule: a name, a `plait.Schedule`, or a path to a CSV file.
@@ -57,32 +58,38 @@ def compile(
         WORLD_SIZE > 1); jax "mpmd" (default) or "spmd". codegen: torch "inductor" (default) or "eager".
     device: torch: default cuda:LOCAL_RANK when there is one, else cpu.
     reduction: "mean": the mean over microbatches of the loss; "sum": the sum.
-    seed: of the random ops. trainable: `trainable(path, leaf) -> bool`, JAX models.
+    seed: of the random ops. trainable: `trainable(path, leaf) -> bool`, JAX models; path is "layers.0.kernel".
 
     Raises a PlaitError at once, on every rank of a distributed run, for anything that does not fit.
     """
-    framework = framework_of(model)
-    options = check_options(
-        framework,
-        backend=backend,
-        engine=engine,
-        codegen=codegen,
-        reduction=reduction,
-        split=split,
-        remat=remat,
-        mesh=mesh,
-        stage_axis=stage_axis,
-        passes=passes,
-        device=device,
-        seed=seed,
-        has_aux=has_aux,
-        num_microbatches=num_microbatches,
-        num_ranks=num_ranks,
-        world_size=int(os.environ.get("WORLD_SIZE", "1")),
-    )
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    try:
+        framework = framework_of(model)
+        options = check_options(
+            framework,
+            backend=backend,
+            engine=engine,
+            codegen=codegen,
+            reduction=reduction,
+            split=split,
+            remat=remat,
+            mesh=mesh,
+            stage_axis=stage_axis,
+            passes=passes,
+            device=device,
+            seed=seed,
+            has_aux=has_aux,
+            num_microbatches=num_microbatches,
+            num_ranks=num_ranks,
+            world_size=world_size,
+        )
+    except UsageError as refused:
+        if world_size > 1 and backend != "jax" and engine != "local" and installed("torch"):
+            load("torch", "backends.torch.engines").tell_other_ranks(refused)
+        raise
     engines = load(options.backend, f"backends.{options.backend}.engines")
     where = engines.resolve_device(options.engine, device)
-    error: PlaitError | None = None
+    error: Exception | None = None
     try:
         captured, program = capture_program(
             loss_fn,
@@ -99,7 +106,7 @@ def compile(
         built: Engine = engines.build(
             program, chosen, engine=options.engine, device=where, codegen=options.codegen
         )
-    except PlaitError as caught:
+    except Exception as caught:  # whatever it is, the other ranks must hear of it
         error = caught
     text = "" if error else f"{chosen}\n{program}"
     engines.agree(options.engine, where, error, text)

@@ -107,8 +107,8 @@ def check_options(
         optional = number is None and name == "num_ranks"
         if not optional and (not _is_int(number) or number < 1):  # type: ignore[operator]
             raise UsageError(f"{name} must be an integer of at least 1, got {number!r}")
-    if not isinstance(seed, int) or isinstance(seed, bool):
-        raise UsageError(f"seed must be an integer, got {seed!r}")
+    if not isinstance(seed, int) or isinstance(seed, bool) or not -(2**63) <= seed < 2**63:
+        raise UsageError(f"seed must be an integer of 64 bits, got {seed!r}")
     chosen: Framework = "torch" if backend == "torch" else "jax"
     return Options(framework, chosen, engine, codegen, reduction, seed, has_aux)
 

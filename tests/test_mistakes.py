@@ -311,3 +311,75 @@ def test_each_half_works_without_the_other() -> None:
         "print(float(p.step(torch.ones(2, 2))))",
     )
     assert out.strip() == "4.0"
+
+
+def test_another_parameter_object_is_an_error() -> None:
+    model, batch = Net(), {"x": torch.ones(4, 3)}
+    pipeline = plait.compile(loss_fn, model, batch, num_microbatches=2, codegen="eager")
+    model.first.weight = nn.Parameter(torch.ones(3, 3))
+    with pytest.raises(UsageError, match=r"'first\.weight' is another tensor since.*compile again"):
+        pipeline.step(batch)
+
+
+def test_a_tensor_hook_after_compiling_is_refused() -> None:
+    model, batch = Net(), {"x": torch.ones(4, 3)}
+    pipeline = plait.compile(loss_fn, model, batch, num_microbatches=2, codegen="eager")
+    model.last.weight.register_hook(lambda grad: 2 * grad)
+    with pytest.raises(UsageError, match=r"'last\.weight' has a tensor hook"):
+        pipeline.step(batch)
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_a_parameter_of_another_type_is_an_error(backend: str) -> None:
+    model, batch = Net(), {"x": torch.ones(4, 3)}
+    options = {"codegen": "eager"} if backend == "torch" else {}
+    pipeline = plait.compile(loss_fn, model, batch, num_microbatches=2, backend=backend, **options)
+    params = {name: p.detach() for name, p in model.named_parameters()}
+    with pytest.raises(UsageError, match=r"'last\.weight' was f32\[1, 3\] .*is f32\[1, 4\]"):
+        pipeline.loss_and_grads(batch, {**params, "last.weight": torch.ones(1, 4)})
+    model.double()
+    with pytest.raises(UsageError, match=r"'first\.weight' was f32\[3, 3\] .*is f64\[3, 3\]"):
+        pipeline.loss_and_grads(batch)
+
+
+def test_a_model_without_content() -> None:
+    with torch.device("meta"):
+        model = Net()
+    batch = {"x": torch.ones(4, 3)}
+    pipeline = plait.compile(loss_fn, model, batch, num_microbatches=2, backend="jax")
+    with pytest.raises(UsageError, match=r"is on meta, without content"):
+        pipeline.loss_and_grads(batch)
+
+
+def test_numbers_out_of_range() -> None:
+    with pytest.raises(UsageError, match=r"seed must be an integer of 64 bits"):
+        compile_net(seed=2**70)
+    pipeline = compile_net()
+    for step in (-1, 1.5, 2**65):
+        with pytest.raises(UsageError, match=r"step must be an integer"):
+            pipeline.loss_and_grads({"x": torch.ones(4, 3)}, step=step)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"max_norm must be"):
+        pipeline.clip_grad_norm_(float("nan"))
+
+
+def test_a_state_dict_of_another_model() -> None:
+    pipeline = compile_net()
+    state = pipeline.state_dict()
+    with pytest.raises(UsageError, match=r"missing \[\], not in the model \['zzz'\]"):
+        pipeline.load_state_dict({**state, "zzz": torch.ones(1)})
+    with pytest.raises(UsageError, match=r"missing \['first\.weight'\]"):
+        pipeline.load_state_dict({n: v for n, v in state.items() if n != "first.weight"})
+
+
+def test_a_step_inside_inference_mode() -> None:
+    model, batch = Net(), {"x": torch.ones(4, 3)}
+    pipeline = plait.compile(loss_fn, model, batch, num_microbatches=2, codegen="eager")
+    with torch.inference_mode():
+        pipeline.step(batch)
+    assert model.last.weight.grad is not None
+
+
+def test_a_pipeline_shows_itself_in_a_line() -> None:
+    assert repr(compile_net()) == (
+        "<Pipeline torch on torch local: 1 stages on 1 ranks, 2 microbatches, 1f1b>"
+    )

@@ -1,6 +1,8 @@
 """Emitters of gather and scatter: XLA's own, with the mode made explicit."""
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from plait.backends.jax.rule import Table, one
@@ -8,6 +10,15 @@ from plait.core_ir.op import Literal
 from plait.core_ir.ops import index as ops
 
 Ints = tuple[int, ...]
+
+
+def _narrow(indices: jax.Array) -> jax.Array:
+    """Indices in i32, those beyond its range as its bounds: lax itself would wrap them into range."""
+    if indices.dtype.itemsize < 4 or indices.dtype == jnp.int32:
+        return indices
+    info = np.iinfo(np.int32)
+    low = 0 if jnp.issubdtype(indices.dtype, jnp.unsignedinteger) else info.min
+    return jnp.clip(indices, low, info.max).astype(jnp.int32)
 
 
 def _gather(
@@ -32,9 +43,11 @@ def _gather(
     )
     modes = lax.GatherScatterMode
     if fill_value is None:
-        return lax.gather(x, indices, numbers, slice_sizes, mode=modes.CLIP)
+        return lax.gather(x, _narrow(indices), numbers, slice_sizes, mode=modes.CLIP)
     number = fill_value.array.item()
-    return lax.gather(x, indices, numbers, slice_sizes, mode=modes.FILL_OR_DROP, fill_value=number)
+    return lax.gather(
+        x, _narrow(indices), numbers, slice_sizes, mode=modes.FILL_OR_DROP, fill_value=number
+    )
 
 
 _SCATTER = {
@@ -68,7 +81,7 @@ def _scatter(
     )
     modes = lax.GatherScatterMode
     chosen = modes.CLIP if mode == "clip" else modes.FILL_OR_DROP
-    return _SCATTER[kind](x, indices, updates, numbers, mode=chosen)
+    return _SCATTER[kind](x, _narrow(indices), updates, numbers, mode=chosen)
 
 
 TABLE: Table = {ops.gather: one(_gather), ops.scatter: one(_scatter)}

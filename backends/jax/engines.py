@@ -8,7 +8,7 @@ from plait.backends.jax.devices import devices_for
 from plait.backends.jax.engine_mpmd import MpmdEngine
 from plait.backends.jax.engine_spmd import SpmdEngine
 from plait.backends.runtime import Engine
-from plait.core_ir.errors import PlaitError, UsageError
+from plait.core_ir.errors import UsageError
 from plait.core_ir.program import Program
 from plait.core_ir.schedule.schedule import Schedule
 
@@ -35,7 +35,7 @@ def build(
     return MpmdEngine(program, schedule, devices=device)
 
 
-def agree(engine: str, device: tuple[jax.Device, ...], error: PlaitError | None, text: str) -> None:
+def agree(engine: str, device: tuple[jax.Device, ...], error: Exception | None, text: str) -> None:
     """Raise what went wrong in compiling."""
     if error is not None:
         raise error

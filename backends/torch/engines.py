@@ -9,7 +9,7 @@ from plait.backends.runtime import Engine
 from plait.backends.torch.engine_distributed import DistributedEngine
 from plait.backends.torch.engine_local import LocalEngine
 from plait.backends.torch.process_group import group, is_initialised
-from plait.core_ir.errors import PlaitError, UsageError
+from plait.core_ir.errors import UsageError
 from plait.core_ir.program import Program
 from plait.core_ir.schedule.schedule import Schedule
 
@@ -54,7 +54,13 @@ def build(
     return LocalEngine(program, schedule, device=device, codegen=codegen)
 
 
-def agree(engine: str, device: torch.device, error: PlaitError | None, text: str) -> None:
+def tell_other_ranks(error: Exception) -> None:
+    """Have every other rank of a distributed run raise what this one met before it knew its engine."""
+    if is_initialised():
+        group().agree(error, resolve_device("distributed", None))
+
+
+def agree(engine: str, device: torch.device, error: Exception | None, text: str) -> None:
     """Raise what went wrong in compiling; on every rank of a distributed run, whichever rank met it.
 
     `text`: program and schedule; ranks whose texts differ cannot run together.

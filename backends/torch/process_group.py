@@ -82,8 +82,9 @@ class Group:
             return
         own = None
         if error is not None:
-            kind = type(error) if isinstance(error, PlaitError) else ExecutionError
-            own = (kind, str(error))
+            known = isinstance(error, PlaitError)
+            kind = type(error) if known else ExecutionError
+            own = (kind, str(error) if known else f"{type(error).__name__}: {error}")
         said = self.gather(own)
         if error is not None:
             raise error

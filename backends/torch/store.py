@@ -1,5 +1,6 @@
 """The parameters and buffers of a torch model as one rank holds them: read for a step, written after it."""
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -8,6 +9,7 @@ from torch import nn
 
 from plait.backends.torch.engine_distributed import DistributedEngine
 from plait.backends.torch.engine_local import LocalEngine
+from plait.core_ir.arrays import to_numpy
 from plait.core_ir.errors import UsageError
 from plait.core_ir.program import Program
 
@@ -29,6 +31,7 @@ class Store:
         self._program, self._engine = program, engine
         self._model, self._trainable = model, trainable
         self._training = {name: module.training for name, module in model.named_modules()}
+        self._compiled = _named_tensors(model)
         device = engine.arrays.device
         stages = [program.stages[s] for s in engine.stages]
         owned = {name for stage in stages for name in (*stage.params, *stage.buffers)}
@@ -48,6 +51,7 @@ class Store:
                     self._unfilled.add(name)
                     buffer = torch.empty_like(buffer, device=device)
                 self._buffers[name] = buffer
+        self._agree_on_shared()
 
     def _held(self, name: str, parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
         if not parameter.is_meta:
@@ -62,36 +66,53 @@ class Store:
         return iter(self._parameters.items())
 
     def read(self) -> dict[str, torch.Tensor]:
-        """Current values by name, detached. UsageError where they were never filled, or the model changed its mode."""
+        """Current values by name, detached. UsageError where the model is no longer the one that was compiled."""
         if self._unfilled:
             raise UsageError(
                 f"{len(self._unfilled)} parameters or buffers of a model built on meta have no values yet "
                 f"({', '.join(sorted(self._unfilled)[:3])}, ...); call Pipeline.load_state_dict first"
             )
+        self._check_model()
+        values: dict[str, torch.Tensor] = {n: p.detach() for n, p in self._parameters.items()}
+        values.update(self._buffers)
+        return values
+
+    def _check_model(self) -> None:
+        """Refuse what would silently be ignored: other tensors, hooks, flags or modes than at compile time."""
+        now = _named_tensors(self._model)
+        for name, tensor in self._compiled.items():
+            if now.get(name) is not tensor:
+                what = "is gone" if name not in now else "is another tensor"
+                raise UsageError(
+                    f"{name!r} {what} since the pipeline was compiled (assigned, re-parametrised, or loaded with "
+                    "assign=True); change values in place, or compile again"
+                )
         for name, parameter in self._parameters.items():
             if parameter.requires_grad != self._trainable[name]:
-                now = "trainable" if parameter.requires_grad else "frozen"
+                flag = "trainable" if parameter.requires_grad else "frozen"
                 raise UsageError(
-                    f"parameter {name!r} is {now} now, but was not when the pipeline was compiled; compile again"
+                    f"parameter {name!r} is {flag} now, but was not when the pipeline was compiled; compile again"
+                )
+            if parameter._backward_hooks:
+                raise UsageError(
+                    f"parameter {name!r} has a tensor hook (register_hook), which expects each contribution to the "
+                    "gradient; use register_post_accumulate_grad_hook, which fires once a step"
                 )
         for name, module in self._model.named_modules():
-            if module.training != self._training[name]:
+            if module.training != self._training.get(name, module.training):
                 raise UsageError(
                     f"module {name or 'model'!r} was compiled in {'train' if self._training[name] else 'eval'} mode "
                     "and is in the other one now; compile again, or change it back"
                 )
-        values: dict[str, torch.Tensor] = {n: p.detach() for n, p in self._parameters.items()}
-        values.update(self._buffers)
-        return values
 
     def write(self, grads: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor]) -> None:
         """Add gradients to `.grad`, each once, so that post-accumulate hooks fire once; copy buffers in."""
         for name, grad in grads.items():
             parameter = self._parameters[name]
             # Through autograd's own accumulation: it adds to .grad and fires the hooks.
-            with torch.enable_grad():
+            with torch.inference_mode(False), torch.enable_grad():
                 alias = parameter.view_as(parameter)
-            torch.autograd.backward(alias, grad.to(parameter.device))
+                torch.autograd.backward(alias, grad.to(parameter.device))
         with torch.no_grad():
             for name, buffer in buffers.items():
                 self._buffers[name].copy_(buffer)
@@ -106,8 +127,9 @@ class Store:
         """Copy values in; UsageError, before anything is changed, for a missing name or another shape."""
         own = self.state_dict()
         missing = sorted(set(own) - set(state))
-        if missing:
-            raise UsageError(f"load_state_dict: missing {', '.join(missing)}")
+        unknown = sorted(set(state) - set(_named_tensors(self._model, aliases=True)))
+        if missing or unknown:
+            raise UsageError(f"load_state_dict: missing {missing}, not in the model {unknown}")
         for name, target in own.items():
             if tuple(state[name].shape) != tuple(target.shape):
                 raise UsageError(
@@ -116,10 +138,31 @@ class Store:
         for name, target in own.items():
             target.copy_(state[name])
         self._unfilled.clear()
+        self._agree_on_shared()
+
+    def _agree_on_shared(self) -> None:
+        """UsageError on every rank unless all hold equal values of the parameters that several stages share."""
+        if not isinstance(self._engine, DistributedEngine) or not self._program.shared_params:
+            return
+        own = {
+            name: hashlib.sha256(to_numpy(self._parameters[name]).tobytes()).hexdigest()
+            for name in self._program.shared_params
+            if name in self._parameters and name not in self._unfilled
+        }
+        everywhere = self._engine.group.gather(own)
+        for name in self._program.shared_params:
+            values = {rank: held[name] for rank, held in enumerate(everywhere) if name in held}
+            if len(set(values.values())) > 1:
+                raise UsageError(
+                    f"parameter {name!r} is shared by stages on ranks {sorted(values)}, which hold different values of "
+                    "it; build the model from one seed, or load one state_dict, on every rank"
+                )
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """Scale gradients to a total 2-norm of at most `max_norm` over all ranks, shared parameters once; the norm."""
+        if not max_norm >= 0:
+            raise UsageError(f"max_norm must be a number of at least 0, got {max_norm}")
         grads = {n: p.grad for n, p in self._parameters.items() if p.grad is not None}
         device = self._engine.arrays.device
         total = torch.zeros((), dtype=torch.float64, device=device)
@@ -138,3 +181,11 @@ class Store:
     def _counts_here(self, name: str) -> bool:
         holders = self._program.shared_params.get(name)
         return holders is None or holders[0] in self._engine.stages
+
+
+def _named_tensors(model: nn.Module, *, aliases: bool = False) -> dict[str, torch.Tensor]:
+    """Parameters and buffers by name; a tied one by its first name, or by all."""
+    once = not aliases
+    named: dict[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=once))
+    named.update(model.named_buffers(remove_duplicate=once))
+    return named

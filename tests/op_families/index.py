@@ -51,6 +51,11 @@ def _gathers() -> list[OpCase]:
         fill = {} if mode == "clip" else {"fill_value": Literal(np.float32(np.nan))}
         how = dict(mode=mode, **fill)
         x = random("f32", 5, 3)
+        for far in (
+            _indices("i64", [2**40], [-(2**40)], [2**32 + 1], [2**31]),
+            _indices("u32", [2**31 + 1], [2**32 - 1], [2], [0]),
+        ):  # beyond the range of i32: not to be wrapped into it
+            calls.append(call(x, far, slice_sizes=(1, 3), **ROWS, **how))
         corners = _indices("i64", [0, 0], [1, 3], [2, 4], [-1, 1], [1, 9])
         calls += [
             call(x, corners, slice_sizes=(2, 2), **WINDOWS, **how),
@@ -135,6 +140,8 @@ def _scatters() -> list[OpCase]:
                 x, updates = random(dtype, 5, 3), random(dtype, 7, 3, seed=1)
                 calls.append(call(x, rows, updates, **SET_ROWS, **how))
             x = random("f32", 5, 3)
+            far = _indices("i64", [2**40], [-(2**40)], [2**32 + 1], [2])
+            calls.append(call(x, far, random("f32", 4, 3, seed=1), **SET_ROWS, **how))
             batched = random("f32", 2, 6)
             points = _indices("i32", [[1], [7], [0]], [[5], [5], [-2]])
             calls += [
