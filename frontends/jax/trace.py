@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from plait.core_ir.arrays import is_array
-from plait.core_ir.errors import CaptureError
+from plait.core_ir.errors import CaptureError, PlaitError
 from plait.core_ir.graph import Source
 from plait.core_ir.types import KEY
 from plait.frontends.jax.batch_tree import BatchTree
@@ -162,6 +162,12 @@ def _make_jaxpr(function: Callable[..., Any], *operands: Any) -> ClosedJaxpr:
         raise CaptureError(
             f"{_user_source(error)}: a traced value decides Python control flow, a Python number or a shape, which one "
             f"program for all batches cannot express: {reason} Use jnp.where, jax.lax.cond or a fixed size."
+        ) from error
+    except PlaitError:
+        raise
+    except Exception as error:  # whatever the user's code raises
+        raise CaptureError(
+            f"{_user_source(error)}: the loss raised {type(error).__name__} while it was traced: {error}"
         ) from error
 
 

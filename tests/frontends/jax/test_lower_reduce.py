@@ -225,6 +225,13 @@ CASES = [
         }.items()
         for k in (1, 3)
     ),
+    Case("approx_top_k", "largest", lambda x: lax.approx_max_k(x, 2), (TIES,)),
+    Case(
+        "approx_top_k",
+        "least-first-dim",
+        lambda x: lax.approx_min_k(x, 2, reduction_dimension=0),
+        (random((5, 3)),),
+    ),
     Case("top_k", "first-dim", lambda x: lax.top_k(x, 2, axis=0), (TIES,)),
     Case("top_k", "gradient", with_gradients(lambda x: lax.top_k(x, 2)[0]), (random((3, 2)), TIES)),
 ]
