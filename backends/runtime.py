@@ -13,10 +13,11 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.core_ir.errors import ExecutionError, PlaitError, ScheduleError
+from plait.backends.order import tasks_of
+from plait.core_ir.errors import ExecutionError, PlaitError
 from plait.core_ir.graph import Graph, Port
 from plait.core_ir.program import EdgeKind, Program, TaskKind
-from plait.core_ir.schedule.ir import Action, ActionTable
+from plait.core_ir.schedule.ir import Action
 from plait.core_ir.schedule.times import Times
 from plait.core_ir.types import TensorType
 
@@ -154,21 +155,39 @@ class Step:
         ExecutionError names stage, microbatch and action where one fails.
         """
         made: list[Any] = []
-        for part in reversed(action.parts):
-            stage, microbatch = _place(part)
-            for kind in _TASKS_OF[part.kind.name]:
-                if kind != "F" and not self.inputs.backward:
-                    continue
-                try:
-                    made += self._run(stage, kind, microbatch)
-                except PlaitError:
-                    raise
-                except Exception as error:
-                    raise ExecutionError(
-                        f"stage {stage}, microbatch {microbatch}, action {action} (task {kind}) "
-                        f"failed: {type(error).__name__}: {error}"
-                    ) from error
+        for kind, stage, microbatch in tasks_of(action):
+            if kind != "F" and not self.inputs.backward:
+                continue
+            try:
+                made += self.run_task(stage, kind, microbatch)
+            except PlaitError:
+                raise
+            except Exception as error:
+                raise ExecutionError(
+                    f"stage {stage}, microbatch {microbatch}, action {action} (task {kind}) "
+                    f"failed: {type(error).__name__}: {error}"
+                ) from error
         return made
+
+    def run_task(self, stage: int, kind: TaskKind, microbatch: int) -> Sequence[Any]:
+        """Run one task, keep and pass on what it makes; the arrays it made."""
+        plan, graph = self.plan, self.plan.program.task(stage, kind)
+        env = self._envs.setdefault((stage, microbatch), {})
+        later = plan.later_reads(stage, kind, backward=self.inputs.backward)
+        operands = []
+        for port, value in zip(graph.input_ports, graph.inputs, strict=True):
+            array = self._read(env, port, value.type, stage, microbatch, keep=port in later)
+            operands.append(array)
+        outputs = plan.tasks[stage, kind](operands) if graph.outputs else ()
+        written = dict(zip(graph.output_ports, outputs, strict=True))
+        self._collect(stage, microbatch, written)
+        self._deliver(stage, microbatch, "activation" if kind == "F" else "gradient", written)
+        env.update((port, array) for port, array in written.items() if port in later)
+        for port in [p for p in env if p not in later and self._is_spent(stage, kind, p)]:
+            del env[port]
+        if not env and kind == "W":
+            del self._envs[stage, microbatch]
+        return outputs
 
     def outgoing(self, stage: int, peer: int, microbatch: int, kind: EdgeKind) -> list[Any]:
         """The arrays that `stage` made for `peer`, in the order of the program's edges; each is given once."""
@@ -202,25 +221,6 @@ class Step:
         return self._buffers
 
     # Inside.
-
-    def _run(self, stage: int, kind: TaskKind, microbatch: int) -> Sequence[Any]:
-        plan, graph = self.plan, self.plan.program.task(stage, kind)
-        env = self._envs.setdefault((stage, microbatch), {})
-        later = plan.later_reads(stage, kind, backward=self.inputs.backward)
-        operands = []
-        for port, value in zip(graph.input_ports, graph.inputs, strict=True):
-            array = self._read(env, port, value.type, stage, microbatch, keep=port in later)
-            operands.append(array)
-        outputs = plan.tasks[stage, kind](operands) if graph.outputs else ()
-        written = dict(zip(graph.output_ports, outputs, strict=True))
-        self._collect(stage, microbatch, written)
-        self._deliver(stage, microbatch, "activation" if kind == "F" else "gradient", written)
-        env.update((port, array) for port, array in written.items() if port in later)
-        for port in [p for p in env if p not in later and self._is_spent(stage, kind, p)]:
-            del env[port]
-        if not env and kind == "W":
-            del self._envs[stage, microbatch]
-        return outputs
 
     def _is_spent(self, stage: int, kind: TaskKind, port: Port) -> bool:
         """Whether no later task reads the port; a gradient may arrive before F's successors ran."""
@@ -289,81 +289,6 @@ class Step:
                 self._envs.setdefault((edge.target, microbatch), {})[edge.input] = moved
             elif kind == "activation" or self.inputs.backward:
                 self._outbox.setdefault((stage, edge.target, microbatch, kind), []).append(array)
-
-
-_TASKS_OF: dict[str, tuple[TaskKind, ...]] = {
-    "F": ("F",),
-    "I": ("I",),
-    "W": ("W",),
-    "B": ("I", "W"),
-}
-
-
-TaskOf: TypeAlias = tuple[TaskKind, int, int]
-"""A task of one stage and one microbatch."""
-
-
-def tasks_of(action: Action) -> Iterator[TaskOf]:
-    """The tasks that a compute action runs, in the order in which it runs them."""
-    for part in reversed(action.parts):
-        stage, microbatch = _place(part)
-        yield from ((kind, stage, microbatch) for kind in _TASKS_OF[part.kind.name])
-
-
-def awaited(action: Action, program: Program) -> set[TaskOf]:
-    """The tasks that must have run before a compute action."""
-    needs, done = set[TaskOf](), set[TaskOf]()
-    for task in tasks_of(action):
-        needs.update(needed for needed in _reads(task, program) if needed not in done)
-        done.add(task)
-    return needs
-
-
-def _reads(task: TaskOf, program: Program) -> Iterator[TaskOf]:
-    kind, stage, microbatch = task
-    if kind == "W":
-        yield "I", stage, microbatch
-        return
-    if kind == "I":
-        yield "F", stage, microbatch
-    for edge in program.edges_into(stage, "activation" if kind == "F" else "gradient"):
-        yield kind, edge.source, microbatch
-
-
-def linear_order(schedule: ActionTable, program: Program) -> list[Action]:
-    """The compute actions of all ranks in one order that keeps each rank's own order and every dependency.
-
-    ScheduleError where there is none.
-    """
-    queues = [iter(_computes(schedule.rank(r))) for r in range(schedule.num_ranks)]
-    heads = [next(queue, None) for queue in queues]
-    done: set[TaskOf] = set()
-    order: list[Action] = []
-    while any(head is not None for head in heads):
-        before = len(order)
-        for rank, queue in enumerate(queues):
-            head = heads[rank]
-            if head is not None and awaited(head, program) <= done:
-                order.append(head)
-                done.update(tasks_of(head))
-                heads[rank] = next(queue, None)
-        if len(order) == before:
-            stuck = ", ".join(f"rank {r} at {h}" for r, h in enumerate(heads) if h is not None)
-            raise ScheduleError(
-                f"the schedule cannot run on this program: {stuck} wait for each other"
-            )
-    return order
-
-
-def _place(task: Action) -> tuple[int, int]:
-    """Stage and microbatch of a compute action."""
-    assert task.stage is not None, task
-    assert task.microbatch is not None, task
-    return task.stage, task.microbatch
-
-
-def _computes(actions: Iterable[Action]) -> Iterator[Action]:
-    return (a for a in actions if a.kind.is_compute)
 
 
 def add_shared(

@@ -4,7 +4,6 @@ Dispatch is asynchronous: each device works through its own queue, and transfers
 the devices there are in turn, so that any number of ranks runs on any number of devices, one GPU included.
 """
 
-import statistics
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +15,8 @@ from numpy.typing import NDArray
 
 from plait.backends.jax.compile import compile_task
 from plait.backends.jax.devices import beside
+from plait.backends.messages import largest_messages, stage_elsewhere
+from plait.backends.order import linear_order
 from plait.backends.runtime import (
     Plan,
     Spans,
@@ -23,15 +24,15 @@ from plait.backends.runtime import (
     StepInputs,
     StepOutputs,
     add_shared,
-    linear_order,
     task_graphs,
 )
-from plait.backends.timing import PROFILE_ROUNDS, TaskTimer, by_rank, dispatch
+from plait.backends.spans import by_rank, dispatch
+from plait.backends.timing import PROFILE_ROUNDS, TaskTimer, median_seconds
 from plait.core_ir.arrays import is_torch, to_numpy
 from plait.core_ir.program import Program
 from plait.core_ir.schedule.ir import ActionTable
 from plait.core_ir.schedule.times import Times
-from plait.core_ir.types import TensorType, u8
+from plait.core_ir.types import TensorType
 
 
 class JaxArrays:
@@ -111,15 +112,18 @@ class MpmdEngine:
             )
 
     def profile(self, inputs: StepInputs) -> Times:
-        """Medians of some steps run task by task, each waited for, and of a transfer between two devices."""
-        timer = TaskTimer(self._plan.program, jax.block_until_ready)
+        """Medians of some steps run task by task, each waited for, and of moves between devices."""
+        timer = TaskTimer(len(self.stages), jax.block_until_ready)
         with jax.enable_x64(True):
-            plan = timer.timed(self._plan)
             for _ in range(PROFILE_ROUNDS):
-                step = Step(plan, inputs)
+                step = timer.step(self._plan, inputs)
                 for action in self._order:
                     step.compute(action)
-        return timer.times(comm=self._latency())
+            transfer = {
+                (source, target): self._move_seconds(types, source, target)
+                for (source, target), types in largest_messages(self._plan.program).items()
+            }
+        return timer.times(transfer=transfer)
 
     def measure(self, inputs: StepInputs) -> Spans:
         """As the actions were dispatched and their results came to be: see `timing.dispatch`."""
@@ -131,14 +135,16 @@ class MpmdEngine:
             spans = dispatch(step, self._order, self._placement, jax.block_until_ready)
         return by_rank(spans, self._placement, began)
 
-    def _latency(self) -> float:
-        first = self.arrays.zeros(TensorType(u8, (1,)), 0)
-        samples = []
-        for stage in self.stages:
-            started = time.perf_counter()
-            self.arrays.move(first, stage).block_until_ready()
-            samples.append(time.perf_counter() - started)
-        return statistics.median(samples)
+    def _move_seconds(self, types: Sequence[TensorType], source: int, target: int) -> float:
+        """How long a message takes to another device."""
+        arrays = [self.arrays.zeros(type, source) for type in types]
+        target = stage_elsewhere(self._placement, source, target)
+
+        def move() -> None:
+            for moved in [self.arrays.move(array, target) for array in arrays]:
+                moved.block_until_ready()
+
+        return median_seconds(move)
 
 
 def _sum_losses(losses: Sequence[jax.Array], scale: float) -> jax.Array:

@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 
+from plait.backends.messages import largest_messages, num_bytes, stage_elsewhere
 from plait.backends.runtime import Spans, Step, StepInputs, StepOutputs
-from plait.backends.timing import PROFILE_ROUNDS, Recorder, TaskTimer, by_rank
+from plait.backends.spans import Recorder, by_rank
+from plait.backends.timing import PROFILE_ROUNDS, TaskTimer, median_seconds
 from plait.backends.torch.clock import clock_offset
 from plait.backends.torch.engine_local import TorchArrays, compile_plan, sum_losses
 from plait.backends.torch.mail import Mail
@@ -20,8 +22,6 @@ from plait.core_ir.program import EdgeKind, Program
 from plait.core_ir.schedule.ir import Action
 from plait.core_ir.schedule.schedule import Schedule
 from plait.core_ir.schedule.times import Times
-
-LATENCY_ROUNDS = 20
 
 
 class DistributedEngine:
@@ -65,13 +65,13 @@ class DistributedEngine:
 
     @torch.no_grad()
     def profile(self, inputs: StepInputs) -> Times:
-        """Medians of the tasks of all ranks over some steps, and of the latency of a message between two of them."""
-        timer = TaskTimer(self._program, self.arrays.wait)
+        """Medians of the tasks of all ranks over some steps, and of a message of every pair of stages."""
+        timer = TaskTimer(self._program.num_stages, self.arrays.wait)
         for _ in range(PROFILE_ROUNDS):
-            self._execute(Step(timer.timed(self._plan), inputs), self._actions)
+            self._execute(timer.step(self._plan, inputs), self._actions)
         for medians in self.group.gather(timer.medians()):
             timer.include(medians)
-        return timer.times(comm=self._latency())
+        return timer.times(*self._transfers())
 
     @torch.no_grad()
     def measure(self, inputs: StepInputs) -> Spans:
@@ -166,24 +166,40 @@ class DistributedEngine:
             work.wait()
         return partial
 
-    def _latency(self) -> float:
-        """Seconds of a small message from rank 0 to rank 1: half a round trip, the median of some."""
-        if self.group.size == 1:
-            return 0.0
-        word = torch.zeros(1, device=self.arrays.device)
-        samples = []
-        for _ in range(LATENCY_ROUNDS):
-            self.group.sum(word)
-            started = time.perf_counter()
-            if self.group.rank == 0:
-                self.group.isend(word, 1).wait()
-                self.group.irecv(word, 1).wait()
-            elif self.group.rank == 1:
-                self.group.irecv(word, 0).wait()
-                self.group.isend(word, 0).wait()
+    def _transfers(self) -> tuple[float, dict[tuple[int, int], float]]:
+        """Seconds that the shortest message takes, and by (source stage, target stage) what a message takes beyond."""
+        pairs = {
+            pair: (
+                self._placement[pair[0]],
+                self._placement[stage_elsewhere(self._placement, *pair)],
+                types,
+            )
+            for pair, types in largest_messages(self._program).items()
+        }
+        if self.group.size == 1 or not pairs:
+            return 0.0, dict.fromkeys(pairs, 0.0)
+        latency = self._message_seconds(0, 1, 1)
+        seconds = {
+            pair: self._message_seconds(sender, receiver, num_bytes(types))
+            for pair, (sender, receiver, types) in pairs.items()
+        }
+        return latency, {pair: max(0.0, found - latency) for pair, found in seconds.items()}
+
+    def _message_seconds(self, sender: int, receiver: int, size: int) -> float:
+        """How long a message between two ranks takes; known to all."""
+        message = torch.zeros(size, dtype=torch.uint8, device=self.arrays.device)
+
+        def there_and_back() -> None:
+            if self.group.rank == sender:
+                self.group.isend(message, receiver).wait()
+                self.group.irecv(message, receiver).wait()
+            elif self.group.rank == receiver:
+                self.group.irecv(message, sender).wait()
+                self.group.isend(message, sender).wait()
             self.arrays.wait()
-            samples.append((time.perf_counter() - started) / 2)
-        return self.group.gather(sorted(samples)[LATENCY_ROUNDS // 2])[0]
+
+        self.agree(None)
+        return self.group.gather(median_seconds(there_and_back) / 2)[sender]
 
 
 def _move(step: Step, mail: Mail, action: Action) -> None:

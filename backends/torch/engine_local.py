@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from plait.backends.order import linear_order
 from plait.backends.runtime import (
     Plan,
     Spans,
@@ -18,10 +19,10 @@ from plait.backends.runtime import (
     StepInputs,
     StepOutputs,
     add_shared,
-    linear_order,
     task_graphs,
 )
-from plait.backends.timing import PROFILE_ROUNDS, Recorder, TaskTimer, by_rank
+from plait.backends.spans import Recorder, by_rank
+from plait.backends.timing import PROFILE_ROUNDS, TaskTimer
 from plait.backends.torch.arrays import to_torch, torch_dtype
 from plait.backends.torch.compile import compile_task
 from plait.core_ir.program import Program
@@ -107,12 +108,12 @@ class LocalEngine:
     @torch.no_grad()
     def profile(self, inputs: StepInputs) -> Times:
         """Medians of some steps run task by task; on one device a transfer costs nothing."""
-        timer = TaskTimer(self._plan.program, self.arrays.wait)
+        timer = TaskTimer(len(self.stages), self.arrays.wait)
         for _ in range(PROFILE_ROUNDS):
-            step = Step(timer.timed(self._plan), inputs)
+            step = timer.step(self._plan, inputs)
             for action in self._order:
                 step.compute(action)
-        return timer.times(comm=0.0)
+        return timer.times()
 
     @torch.no_grad()
     def measure(self, inputs: StepInputs) -> Spans:

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 import torch
 from torch.distributed import Work
 
+from plait.backends.messages import message_types, num_bytes
 from plait.backends.torch.arrays import torch_dtype
 from plait.backends.torch.process_group import Group
-from plait.core_ir.program import EdgeKind, Program, TaskKind
+from plait.core_ir.program import EdgeKind, Program
 from plait.core_ir.types import TensorType
 
 IN_FLIGHT = 4
@@ -38,8 +39,8 @@ class Mail:
 
     def receive(self, stage: int, peer: int, microbatch: int, kind: EdgeKind) -> None:
         """Begin to receive what `stage` reads of stage `peer`."""
-        num_bytes = sum(t.num_bytes for t in message_types(self._program, peer, stage, kind))
-        buffer = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+        size = num_bytes(message_types(self._program, peer, stage, kind))
+        buffer = torch.empty(size, dtype=torch.uint8, device=self._device)
         work = self._group.irecv(buffer, self._placement[peer])
         self._arriving[stage, peer, microbatch, kind] = (work, buffer)
 
@@ -59,14 +60,6 @@ class Mail:
         for sent in self._sent.values():
             while sent:
                 sent.popleft()[0].wait()
-
-
-def message_types(program: Program, source: int, target: int, kind: EdgeKind) -> list[TensorType]:
-    """Types of the values that `source` sends `target` for one microbatch, in the order of the program's edges."""
-    task: TaskKind = "F" if kind == "activation" else "I"
-    graph = program.task(source, task)
-    types = dict(zip(graph.output_ports, graph.output_types, strict=True))
-    return [types[e.output] for e in program.edges_from(source, kind) if e.target == target]
 
 
 def pack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

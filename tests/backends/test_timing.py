@@ -1,126 +1,70 @@
-"""Measured timelines: every action once, in its rank's order, after what it reads."""
+"""Measured task times: what each task took, with the runtime's own work, whatever else ran."""
 
 import time
-from itertools import pairwise
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
-import pytest
-import torch
 from numpy_arrays import numpy_plan
-from stage_programs import inputs_for, layers
-from torch import nn
+from stage_programs import inputs_for, layers, meaning
 
-import plait
-from plait.backends.runtime import Step, awaited, linear_order, tasks_of
-from plait.backends.timing import Recorder, Span, by_rank, dispatch
-from plait.core_ir.errors import UsageError
-from plait.core_ir.program import Program
-from plait.core_ir.schedule import Schedule, build
-from plait.core_ir.schedule.timeline import Timeline
-
-NUM_MICROBATCHES = 4
+from plait.backends.order import linear_order
+from plait.backends.runtime import add_shared
+from plait.backends.timing import TaskTimer, median_seconds
+from plait.core_ir.program import TaskKind
+from plait.core_ir.schedule import build
 
 
-def loss_fn(p: Any, batch: Any) -> Any:
-    h = batch["x"]
-    for stage in range(4):
-        h = (plait.stage_boundary(h) if stage else h) @ p[f"w{stage}"]
-    return (h * h).mean()
+def test_tasks_are_timed_and_give_what_they_give() -> None:
+    program = layers([3, 3, 3])
+    plan, inputs = numpy_plan(program), inputs_for(program, 4)
+    slow: dict[tuple[int, TaskKind], float] = {(0, "F"): 0.01, (1, "W"): 0.02}
+    tasks = dict(plan.tasks)
+    for key, seconds in slow.items():
+        plan.tasks[key] = _slowed(tasks[key], seconds)  # type: ignore[index]
+    timer = TaskTimer(2, lambda arrays: None)
+    step = timer.step(plan, inputs)
+    for action in linear_order(build("1f1b", 2, 4), program):
+        step.compute(action)
+    times = timer.times(comm=0.5, transfer={(0, 1): 0.25})
+    found = {"F": times.f, "I": times.i, "W": times.w}
+    for kind, by_stage in found.items():
+        for stage, seconds in enumerate(by_stage):  # type: ignore[arg-type]
+            assert seconds >= slow.get((stage, kind), 0)  # type: ignore[call-overload]
+            assert seconds < 0.01 or (stage, kind) in slow
+    assert (times.comm, times.transfer) == (0.5, {(0, 1): 0.25})
+    wanted = meaning(program, inputs)["grads"]
+    for name, grad in add_shared(program, step.gradients(), plan.arrays).items():
+        np.testing.assert_allclose(grad, wanted[name], rtol=1e-6)
 
 
-def batch() -> Any:
-    return {"x": np.ones((2 * NUM_MICROBATCHES, 8), np.float32)}
+def _slowed(task: Any, seconds: float) -> Any:
+    def run(operands: list[Any]) -> Any:
+        time.sleep(seconds)
+        return task(operands)
+
+    return run
 
 
-def compiled(engine: str, schedule: str = "zbv") -> plait.Pipeline:
-    options: dict[str, Any] = {"num_microbatches": NUM_MICROBATCHES, "num_ranks": 2}
-    options |= {"schedule": schedule, "engine": engine}
-    if engine == "local":
-        model = nn.ParameterDict({f"w{s}": nn.Parameter(torch.eye(8)) for s in range(4)})
-        tensors = {"x": torch.tensor(batch()["x"])}
-        return plait.compile(loss_fn, model, tensors, codegen="eager", **options)
-    return plait.compile(loss_fn, {f"w{s}": jnp.eye(8) for s in range(4)}, batch(), **options)
+def test_a_wait_belongs_to_the_task_whose_results_it_waits_for() -> None:
+    program = layers([3, 3, 3])
+    timer = TaskTimer(2, lambda arrays: time.sleep(0.004) if arrays else None)
+    step = timer.step(numpy_plan(program), inputs_for(program, 1))
+    for action in linear_order(build("zb-h1", 2, 1), program):
+        step.compute(action)
+    medians = timer.medians()
+    assert sorted(medians) == [(stage, kind) for stage in (0, 1) for kind in "FIW"]
+    # stage 0 has no input gradient: its I makes nothing, and nothing has been added to yet
+    assert all(0.004 <= seconds < 0.008 for key, seconds in medians.items() if key != (0, "I"))
 
 
-def check_order(timeline: Timeline, program: Program) -> None:
-    """Every action after what it reads and after the one before it on its rank."""
-    assert timeline.start.min() >= 0
-    assert (timeline.end >= timeline.start).all()
-    assert timeline.makespan > 0
-    end = {task: one.end for one in timeline.tasks for task in tasks_of(one.action)}
-    for one in timeline.tasks:
-        for task in awaited(one.action, program):
-            assert end[task] <= one.start
-    for before, after in pairwise(timeline.tasks):
-        assert before.rank != after.rank or before.end <= after.start
+def test_times_of_other_processes_are_taken_in() -> None:
+    timer = TaskTimer(2, lambda arrays: None)
+    timer.include({(0, "F"): 1.0, (0, "I"): 2.0})
+    timer.include({(0, "F"): 9.0, (1, "W"): 3.0})
+    times = timer.times()
+    assert (times.f, times.i, times.w) == ((1.0, 0.0), (2.0, 0.0), (0.0, 3.0))
 
 
-@pytest.mark.parametrize("schedule", ["zbv", "dualpipev"])  # the latter has pairs of actions
-@pytest.mark.parametrize("engine", ["local", "mpmd"])
-def test_a_measured_step(engine: str, schedule: str) -> None:
-    pipeline = compiled(engine, schedule)
-    timeline = pipeline.measure(batch())
-    assert timeline.schedule == pipeline.schedule
-    check_order(timeline, pipeline.program)
-    if engine == "local":  # one process: the ranks take turns
-        spans = sorted(zip(timeline.start, timeline.end, strict=True))
-        assert all(before[1] <= after[0] for before, after in pairwise(spans))
-
-
-def test_measuring_writes_nothing() -> None:
-    model = nn.ParameterDict({f"w{s}": nn.Parameter(torch.eye(8)) for s in range(4)})
-    tensors = {"x": torch.tensor(batch()["x"])}
-    pipeline = plait.compile(
-        loss_fn, model, tensors, num_microbatches=NUM_MICROBATCHES, codegen="eager"
-    )
-    pipeline.measure(tensors)
-    assert all(parameter.grad is None for parameter in model.values())
-
-
-def test_one_program_cannot_be_timed_by_action() -> None:
-    with pytest.raises(UsageError, match="engine='mpmd'"):
-        compiled("spmd").measure(batch())
-
-
-# The parts, on NumPy, with waits of known length.
-
-
-def timeline_of(spans: list[Span], schedule: Schedule, began: float) -> Timeline:
-    rows = by_rank(spans, schedule.placement, began)
-    start, end = np.array([span for row in rows for span in row]).T
-    return Timeline(schedule, start, end)
-
-
-@pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
-def test_what_is_dispatched_starts_when_all_it_waits_for_is_done(name: str) -> None:
-    program, schedule = layers([3, 3, 3]), build(name, 2, 4)
-    step, rng = Step(numpy_plan(program), inputs_for(program, 4)), np.random.default_rng(0)
-    seconds = iter(rng.uniform(0, 0.004, schedule.num_actions))
-    began = time.perf_counter()
-    order = linear_order(schedule, program)
-    spans = dispatch(step, order, schedule.placement, lambda made: time.sleep(next(seconds)))
-    took = time.perf_counter() - began
-    timeline = timeline_of(spans, schedule, began)
-    check_order(timeline, program)
-    assert timeline.end.max() <= took
-    assert len(step.losses()) == 4  # it ran
-
-
-def test_a_recorded_action_ends_when_it_has_been_waited_for() -> None:
-    program, schedule = layers([3, 3, 3]), build("zb-h1", 2, 2)
-    step, waited = Step(numpy_plan(program), inputs_for(program, 2)), []
-
-    def wait(made: Any) -> None:
-        waited.append(made)
-        time.sleep(0.002)
-
-    recorder = Recorder(wait)
-    for action in linear_order(schedule, program):
-        recorder.run(step, action)
-    assert len(waited) == schedule.num_actions
-    assert all(one.end - one.start >= 0.002 for one in recorder.spans)
-    check_order(timeline_of(recorder.spans, schedule, recorder.began), program)
-    later = recorder.shifted(10.0)
-    assert [one.start for one in later] == [one.start + 10 for one in recorder.spans]
+def test_median_seconds() -> None:
+    waits = iter([0.02, 0.002, 0.002])
+    assert 0.002 <= median_seconds(lambda: time.sleep(next(waits)), 3) < 0.02

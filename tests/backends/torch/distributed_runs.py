@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 import plait
-from plait.backends.runtime import awaited, tasks_of
+from plait.backends.order import awaited, tasks_of
 from plait.backends.torch.clock import clock_offset
 from plait.backends.torch.process_group import group
 from plait.core_ir.program import TaskKind

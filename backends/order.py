@@ -1,0 +1,71 @@
+"""Which tasks an action runs, which it waits for, and all ranks' actions in one order."""
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import TypeAlias
+
+from plait.core_ir.errors import ScheduleError
+from plait.core_ir.program import Program, TaskKind
+from plait.core_ir.schedule.ir import Action, ActionTable
+
+TaskOf: TypeAlias = tuple[TaskKind, int, int]
+"""A task of one stage and one microbatch."""
+
+_TASKS: Mapping[str, tuple[TaskKind, ...]] = MappingProxyType(
+    {"F": ("F",), "I": ("I",), "W": ("W",), "B": ("I", "W")}
+)
+
+
+def tasks_of(action: Action) -> Iterator[TaskOf]:
+    """The tasks that a compute action runs, in order: of an F&B pair the backward first."""
+    for part in reversed(action.parts):
+        assert part.stage is not None, part
+        assert part.microbatch is not None, part
+        for kind in _TASKS[part.kind.name]:
+            yield kind, part.stage, part.microbatch
+
+
+def awaited(action: Action, program: Program) -> set[TaskOf]:
+    """The tasks that must have run before a compute action."""
+    needs, done = set[TaskOf](), set[TaskOf]()
+    for task in tasks_of(action):
+        needs.update(needed for needed in _reads(task, program) if needed not in done)
+        done.add(task)
+    return needs
+
+
+def linear_order(schedule: ActionTable, program: Program) -> list[Action]:
+    """The compute actions of all ranks in one order that keeps each rank's own order and every dependency.
+
+    ScheduleError where there is none.
+    """
+    rows = (schedule.rank(rank) for rank in range(schedule.num_ranks))
+    queues = [iter([action for action in row if action.kind.is_compute]) for row in rows]
+    heads = [next(queue, None) for queue in queues]
+    done: set[TaskOf] = set()
+    order: list[Action] = []
+    while any(head is not None for head in heads):
+        before = len(order)
+        for rank, queue in enumerate(queues):
+            head = heads[rank]
+            if head is not None and awaited(head, program) <= done:
+                order.append(head)
+                done.update(tasks_of(head))
+                heads[rank] = next(queue, None)
+        if len(order) == before:
+            stuck = ", ".join(f"rank {r} at {h}" for r, h in enumerate(heads) if h is not None)
+            raise ScheduleError(
+                f"the schedule cannot run on this program: {stuck} wait for each other"
+            )
+    return order
+
+
+def _reads(task: TaskOf, program: Program) -> Iterator[TaskOf]:
+    kind, stage, microbatch = task
+    if kind == "W":
+        yield "I", stage, microbatch
+        return
+    if kind == "I":
+        yield "F", stage, microbatch
+    for edge in program.edges_into(stage, "activation" if kind == "F" else "gradient"):
+        yield kind, edge.source, microbatch
