@@ -1,7 +1,9 @@
-"""The command line: `plait`, and `python -m plait.cli`."""
+"""The command line: `plait`, and `python -m plait`."""
 
 import os
+import re
 import sys
+import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +14,14 @@ from rich.console import Console
 
 from plait.api import capture_program
 from plait.cli_schedule import app as schedule_app
+from plait.compare.events import MISUSES
 from plait.compare.plan import Request, plan_jobs
 from plait.compare.report import WIDTH, Display, rows_table, training_table
 from plait.compare.run import Results, run_jobs
-from plait.core_ir.errors import MissingExtraError, PlaitError, ScheduleError, UsageError
+from plait.core_ir.errors import PlaitError, UsageError
 from plait.core_ir.program import TASK_KINDS
 from plait.core_ir.text import print_graph, print_program
-from plait.workloads.workload import Sizes, is_named, load_workload
+from plait.workloads.workload import Sizes, Workload, is_named, load_workload
 
 app = typer.Typer(
     help="Compile PyTorch and JAX models for pipeline-parallel training, and compare how they run.",
@@ -178,21 +181,19 @@ def program(
     batch_size: BatchSize = None,
     dtype: Dtype = "f32",
     stage: Annotated[int | None, typer.Option(min=0, help="One stage. Default: all.")] = None,
-    task: Annotated[str | None, typer.Option(help="One task of the stage: F, B, I or W.")] = None,
+    task: Annotated[str | None, typer.Option(help="One task: F, B, I or W. Default: all.")] = None,
     source: Annotated[
         bool, typer.Option("--source", help="Say where each equation comes from.")
     ] = False,
 ) -> None:
-    """Print the IR of a model's pipeline, or of one task of one stage. Nothing is compiled."""
-    if (stage is None) != (task is None):
-        raise UsageError(
-            "--stage and --task go together: name both, or neither for the whole program"
-        )
+    """Print the IR of a model's pipeline, or of some of its tasks. Nothing is compiled."""
+    if task is not None and task not in TASK_KINDS:
+        raise UsageError(f"unknown task {task!r}; there are: {', '.join(TASK_KINDS)}")
     request = Request(model, config, _names(frontend), (), (), ("1f1b",), ranks, microbatches)
     request = replace(request, dtype=dtype, batch_size=batch_size, split=_names(split))
     job = plan_jobs(request)[0]
     sizes = Sizes(config, dtype, job.batch_size, ranks)
-    workload = load_workload(model, job.frontends[0], sizes, job.split, abstract=is_named(model))
+    workload = _loaded(model, job.frontends[0], sizes, job.split)
     _, built = capture_program(
         workload.loss_fn,
         workload.model,
@@ -200,15 +201,18 @@ def program(
         num_microbatches=microbatches,
         split=workload.split,
     )
-    if stage is None or task is None:
+    if stage is not None and stage >= built.num_stages:
+        raise UsageError(f"there is no stage {stage}; stages are 0 to {built.num_stages - 1}")
+    if stage is None and task is None:
         sys.stdout.write(print_program(built, source=source))
         return
-    if stage >= built.num_stages:
-        raise UsageError(f"there is no stage {stage}; stages are 0 to {built.num_stages - 1}")
-    kind = next((kind for kind in TASK_KINDS if kind == task), None)
-    if kind is None:
-        raise UsageError(f"unknown task {task!r}; there are: {', '.join(TASK_KINDS)}")
-    sys.stdout.write(print_graph(built.task(stage, kind), source=source))
+    graphs = (
+        graph
+        for part in built.stages
+        for kind, graph in part.tasks.items()
+        if stage in (None, part.index) and task in (None, kind)
+    )
+    sys.stdout.write("\n".join(print_graph(graph, source=source) for graph in graphs))
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -218,11 +222,26 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         app(None if arguments is None else list(arguments))
     except PlaitError as error:
         print(f"error: {error}", file=sys.stderr)
-        misused = isinstance(error, (UsageError, ScheduleError, MissingExtraError))
-        sys.exit(2 if misused else 1)
+        sys.exit(2 if isinstance(error, MISUSES) else 1)
     except KeyboardInterrupt:
         sys.exit(130)
     sys.exit(0)
+
+
+def _loaded(
+    model: str, frontend: str | None, sizes: Sizes, split: Sequence[str] | None
+) -> Workload:
+    """The workload; UsageError, on one line, for whatever the user's module or its `build` raises."""
+    try:
+        return load_workload(model, frontend, sizes, split, abstract=is_named(model))
+    except PlaitError:
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [f for f in frames if not re.search(r"site-packages|^<frozen", f.filename)]
+        frame = [*frames, *own][-1]
+        raised = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UsageError(f"{model} raised {raised} ({frame.filename}:{frame.lineno})") from error
 
 
 def _run(request: Request, json: Path | None, timeout: float) -> None:

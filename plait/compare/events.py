@@ -3,13 +3,24 @@
 progress  what (text), done and total (numbers)
 row       row (an object): what one rank measured
 training  row (an object)
-error     kind (a class), message, expected (whether Plait raised it on purpose)
+error     kind (a class), message, expected (whether Plait raised it on purpose), misuse (whether it is in MISUSES)
 """
 
 import json
 import os
 import sys
 from typing import IO, Any
+
+from plait.core_ir.errors import (
+    MissingExtraError,
+    PartitionError,
+    ScheduleError,
+    TextError,
+    UsageError,
+)
+
+MISUSES = (UsageError, ScheduleError, TextError, PartitionError, MissingExtraError)
+"""Errors of what was asked for, rather than of what ran."""
 
 
 class Channel:

@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from plait.compare.events import parse_event
 from plait.compare.job import Job
-from plait.core_ir.errors import ExecutionError
+from plait.core_ir.errors import ExecutionError, PlaitError, UsageError
 
 Listener = Callable[[int, dict[str, Any]], None]
 """Called with rank and event."""
@@ -49,8 +49,8 @@ class Worker:
 def run_job(job: Job, listen: Listener, *, timeout: float) -> None:
     """Run the processes of a job to their end; `listen` hears their events as they come.
 
-    Raises ExecutionError, once every process has ended, if one fails, is killed, or if for `timeout` seconds none of
-    them says anything.
+    Once every process has ended: raises UsageError if one says that the job cannot be run as it was asked for;
+    ExecutionError if one fails otherwise, is killed, or if for `timeout` seconds none of them says anything.
     """
     with _started(job) as workers:
         _listen(job, workers, listen, timeout)
@@ -154,7 +154,7 @@ def _listen(job: Job, workers: list[Worker], listen: Listener, timeout: float) -
             failing = worker.has_failed
             deadline = time.monotonic() + (GRACE_SECONDS if failing else timeout)
     if any(worker.code != 0 or worker.error for worker in workers):
-        raise ExecutionError(_failure(job, workers, timeout))
+        raise _failure(job, workers, timeout)
 
 
 def _read(worker: Worker, events: "queue.Queue[tuple[int, dict[str, Any]]]") -> None:
@@ -186,7 +186,7 @@ def _keep_tail(stream: IO[str], tail: deque[str]) -> None:
         tail.append(line.rstrip("\n"))
 
 
-def _failure(job: Job, workers: list[Worker], timeout: float) -> str:
+def _failure(job: Job, workers: list[Worker], timeout: float) -> PlaitError:
     """What went wrong first: a rank that ended without a word takes others with it, so it is named before them."""
     silent = [w for w in workers if w.error is None and w.code not in (None, 0)]
     spoken = [w for w in workers if w.error is not None]
@@ -206,11 +206,11 @@ def _failure(job: Job, workers: list[Worker], timeout: float) -> str:
         )
         return _with_tail(f"{where}: the process {how}", worker.tail)
     if worker.error["expected"]:
-        return f"{where}: {worker.error['message']}"
+        kind = UsageError if worker.error["misuse"] else ExecutionError
+        return kind(f"{where}: {worker.error['message']}")
     return _with_tail(f"{where}: {worker.error['kind']}: {worker.error['message']}", worker.tail)
 
 
-def _with_tail(message: str, tail: deque[str]) -> str:
-    if not tail:
-        return message
-    return "\n".join([message, "its last lines:", *(f"  {line}" for line in tail)])
+def _with_tail(message: str, tail: deque[str]) -> ExecutionError:
+    lines = ["its last lines:", *(f"  {line}" for line in tail)] if tail else []
+    return ExecutionError("\n".join([message, *lines]))

@@ -10,9 +10,9 @@ import numpy as np
 
 import plait
 from plait.compare.describe import description, versions
-from plait.compare.job import Job
+from plait.compare.job import Job, stages_of
 from plait.core_ir.arrays import to_numpy
-from plait.core_ir.errors import UsageError
+from plait.core_ir.errors import ScheduleError, UsageError
 from plait.core_ir.numerics import Purpose, gradient_errors, relative_error, tolerance
 from plait.extras import load
 from plait.frontends.reference import Reference
@@ -41,19 +41,28 @@ class Host(Protocol):
 
 def compile_workload(job: Job, workload: Workload, schedule: str) -> Pipeline:
     """The workload compiled for the job's engine."""
-    return plait.compile(
-        workload.loss_fn,
-        workload.model,
-        workload.batch,
-        split=workload.split,
-        schedule=schedule,
-        num_microbatches=job.num_microbatches,
-        num_ranks=job.num_ranks,
-        backend=job.backend,
-        engine=job.engine,
-        codegen=job.codegen,
-        device=job.device,
-    )
+    try:
+        return plait.compile(
+            workload.loss_fn,
+            workload.model,
+            workload.batch,
+            split=workload.split,
+            schedule=schedule,
+            num_microbatches=job.num_microbatches,
+            num_ranks=job.num_ranks,
+            backend=job.backend,
+            engine=job.engine,
+            codegen=job.codegen,
+            device=job.device,
+        )
+    except ScheduleError as error:
+        if is_named(job.model):
+            raise
+        stages = stages_of(schedule, job.num_ranks)
+        raise ScheduleError(
+            f"{error}. {schedule} on {job.num_ranks} ranks runs {stages} stages: name {stages - 1} module paths to cut "
+            f"before with --split, or call plait.stage_boundary {stages - 1} times in the model, or change --ranks"
+        ) from error
 
 
 def measure(
@@ -97,6 +106,7 @@ def measure(
         "reference_loss": float(expected.loss),
         "loss_error": loss_error,
         "max_grad_error": max(errors.values(), default=0.0),
+        "finite": all(np.isfinite(to_numpy(x)).all() for x in (loss, *grads.values())),
         "tolerance": {"loss": allowed.loss, "grads": allowed.grads},
         "step_seconds": {"median": median, "spread": _spread(seconds), "steps": len(seconds)},
         "tokens_per_second": num_tokens(workload.batch) / median,
@@ -124,6 +134,8 @@ def compute_reference(job: Job, workload: Workload) -> Reference:
 def merge(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """One row of what all ranks said: the largest errors and memory, the rest as rank 0 says.
 
+    It is within tolerance only if all numbers are finite: NaN agrees with NaN, but says nothing.
+
     Raises UsageError where no rank checked some gradient.
     """
     unchecked = set(rows[0]["expected"]) - {name for row in rows for name in row["checked"]}
@@ -131,9 +143,12 @@ def merge(rows: list[dict[str, Any]]) -> dict[str, Any]:
         raise UsageError(f"no rank gave the gradients {sorted(unchecked)}")
     largest = ("loss_error", "max_grad_error", "peak_memory_bytes", "compile_seconds")
     merged = {**rows[0], **{key: max(row[key] for row in rows) for key in largest}}
+    merged["finite"] = all(row["finite"] for row in rows)
     allowed = merged["tolerance"]
     merged["within_tolerance"] = (
-        merged["loss_error"] <= allowed["loss"] and merged["max_grad_error"] <= allowed["grads"]
+        merged["finite"]
+        and merged["loss_error"] <= allowed["loss"]
+        and merged["max_grad_error"] <= allowed["grads"]
     )
     return {key: value for key, value in merged.items() if key not in ("checked", "expected")}
 

@@ -11,7 +11,7 @@ from plait.compare.job import Job
 from plait.compare.launch import run_job
 from plait.compare.measure import merge
 from plait.compare.report import Display
-from plait.core_ir.errors import ExecutionError
+from plait.core_ir.errors import ExecutionError, UsageError
 
 
 @dataclass
@@ -23,16 +23,18 @@ class Results:
 
     def write_json(self, path: Path) -> None:
         """Write `{"rows": [...], "training": [...]}`; a number that is not finite becomes null."""
-        path.parent.mkdir(parents=True, exist_ok=True)
         content = _finite({"rows": self.rows, "training": self.training})
-        path.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"cannot write {path}: {error.strerror}") from None
 
     def check(self) -> None:
         """Raise ExecutionError, naming the rows, where one is out of tolerance."""
         wrong = [
-            f"{row['frontend']} on {row['backend']} {row['engine']}, {row['schedule']}: loss error "
-            f"{row['loss_error']:.1e} (at most {row['tolerance']['loss']:.0e}), gradient error "
-            f"{row['max_grad_error']:.1e} (at most {row['tolerance']['grads']:.0e})"
+            f"{row['frontend']} on {row['backend']} {row['engine']}, {row['schedule']}: {_fault(row)}"
             for row in self.rows
             if not row["within_tolerance"]
         ]
@@ -40,6 +42,18 @@ class Results:
             raise ExecutionError(
                 "\n  ".join(["these rows do not agree with the unpipelined framework:", *wrong])
             )
+
+
+def _fault(row: dict[str, Any]) -> str:
+    if not row["finite"]:
+        return (
+            f"NaN or infinity in the loss ({row['loss']}) or the gradients, which compares with nothing; the framework "
+            f"itself has the loss {row['reference_loss']}"
+        )
+    return (
+        f"loss error {row['loss_error']:.1e} (at most {row['tolerance']['loss']:.0e}), gradient error "
+        f"{row['max_grad_error']:.1e} (at most {row['tolerance']['grads']:.0e})"
+    )
 
 
 def run_jobs(jobs: Sequence[Job], display: Display, *, timeout: float) -> Results:

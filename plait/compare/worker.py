@@ -10,7 +10,7 @@ import threading
 import traceback
 from collections.abc import Callable
 
-from plait.compare.events import Channel
+from plait.compare.events import MISUSES, Channel
 from plait.compare.job import Job, stages_of
 from plait.compare.measure import compile_workload, compute_reference, measure
 from plait.compare.train import AdamW, Trainer, train
@@ -33,7 +33,9 @@ def main() -> None:
         if not expected:
             traceback.print_exc()
             sys.stderr.flush()
-        channel.send("error", kind=type(error).__name__, message=str(error), expected=expected)
+        misuse = isinstance(error, MISUSES)
+        kind = type(error).__name__
+        channel.send("error", kind=kind, message=str(error), expected=expected, misuse=misuse)
         # Threads that wait for other ranks would hold up an orderly end.
         os._exit(1)
 

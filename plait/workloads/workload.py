@@ -1,6 +1,7 @@
 """A workload: a loss, a model and batches, made from its name."""
 
 import importlib
+import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -112,7 +113,13 @@ def num_tokens(batch: Any) -> int:
 
 
 def _load_built(path: str, frontend: str | None, split: Sequence[str] | None) -> Workload:
-    made = _imported(path)()
+    build = _imported(path)
+    required = _required(build)
+    if required:
+        raise UsageError(
+            f"{path} needs arguments ({', '.join(required)}), but a build is called without any; give them defaults"
+        )
+    made = build()
     if not isinstance(made, tuple) or len(made) != 3:
         raise UsageError(
             f"{path}() must return (loss_fn, model, batch), got a {type(made).__name__}"
@@ -124,6 +131,20 @@ def _load_built(path: str, frontend: str | None, split: Sequence[str] | None) ->
             f"{path} builds a {found} model, but the frontend asked for is {frontend!r}"
         )
     return Workload(found, loss_fn, model, batch, split, lambda part, seed: repeat(batch))
+
+
+def _required(build: Callable[..., Any]) -> list[str]:
+    """The names of parameters without a default."""
+    try:
+        parameters = inspect.signature(build).parameters.values()
+    except (TypeError, ValueError):  # a builtin that does not say
+        return []
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [
+        p.name
+        for p in parameters
+        if p.default is inspect.Parameter.empty and p.kind not in variable
+    ]
 
 
 def _imported(path: str) -> Callable[[], Any]:

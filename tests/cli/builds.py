@@ -27,6 +27,11 @@ def raising() -> Built:
     raise ValueError("no such data set")
 
 
+def raising_at_once() -> Built:
+    """As `raising`, with nothing started before."""
+    raise ValueError("no such\ndata set")
+
+
 def exiting() -> Built:
     """Rank 1 ends without a word; rank 0 goes on and waits for it."""
     _note_processes()
@@ -58,6 +63,23 @@ def waiting() -> Built:
 def no_triple() -> Any:
     """Not what a build returns."""
     return _loss
+
+
+def needing(rows: int, width: int = 4) -> Built:
+    """Called with nothing, this cannot be."""
+    return working()
+
+
+def not_a_number() -> Built:
+    """A loss that is NaN in the framework itself."""
+    loss_fn, model, batch = working()
+    return loss_fn, model, batch * float("nan")
+
+
+def uneven() -> Built:
+    """A batch that two microbatches do not divide."""
+    loss_fn, model, batch = working()
+    return loss_fn, model, batch[:7]
 
 
 def _loss(model: nn.Module, batch: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ CONTRACT = {
 
 def plait(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "plait.cli", *arguments],
+        [sys.executable, "-m", "plait", *arguments],
         capture_output=True,
         text=True,
         cwd=folder,
@@ -119,3 +119,20 @@ def test_failing_worker_is_one_error_and_exit_code_1(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr.count("error: torch local: ValueError: no such data set") == 1
+
+
+def test_nan_is_exit_code_1_though_both_sides_have_it(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text((Path(__file__).parent / "builds.py").read_text())
+    options = ("--engine", "local", "--ranks", "1", "--codegen", "eager", "--steps", "1")
+    done = plait("compare", "own:not_a_number", *options, folder=tmp_path)
+    assert done.returncode == 1
+    assert "NaN or infinity in the loss (nan)" in done.stderr
+
+
+def test_a_model_without_cuts_is_told_how_to_cut_it(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text((Path(__file__).parent / "builds.py").read_text())
+    done = plait("compare", "own:working", "--engine", "local", folder=tmp_path)
+    assert done.returncode == 2
+    assert "1f1b on 2 ranks runs 2 stages" in done.stderr
+    assert "--split" in done.stderr
+    assert "num_ranks" not in done.stderr

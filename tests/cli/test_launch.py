@@ -1,6 +1,7 @@
 """Whatever a worker does, there is one clear error, and no process is left."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,14 +14,14 @@ import pytest
 
 from plait.compare.job import Job
 from plait.compare.launch import environment, run_job
-from plait.core_ir.errors import ExecutionError
+from plait.core_ir.errors import ExecutionError, PlaitError, UsageError
 
 MakeJob = Callable[..., Job]
 LeftAlive = Callable[[], list[int]]
 
 
-def failure(job: Job, timeout: float = 120.0) -> str:
-    with pytest.raises(ExecutionError) as caught:
+def failure(job: Job, timeout: float = 120.0, error: type[PlaitError] = ExecutionError) -> str:
+    with pytest.raises(error) as caught:
         run_job(job, lambda rank, event: None, timeout=timeout)
     return str(caught.value)
 
@@ -53,9 +54,23 @@ def test_worker_that_hangs_is_ended(make_job: MakeJob, left_alive: LeftAlive) ->
 
 
 def test_error_of_plait_is_said_without_a_traceback(make_job: MakeJob) -> None:
-    assert failure(make_job("builds:no_triple")) == (
+    assert failure(make_job("builds:no_triple"), error=UsageError) == (
         "torch local: builds:no_triple() must return (loss_fn, model, batch), got a function"
     )
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "message"),
+    [
+        ("needing", {}, r"builds:needing needs arguments \(rows\)"),
+        ("uneven", {}, "the batch has 7 rows .*num_microbatches=2 does not divide"),
+        ("working", {"num_ranks": 2}, "1f1b on 2 ranks runs 2 stages: .* 1 module paths .*--split"),
+    ],
+)
+def test_what_cannot_be_run_as_asked_is_misuse(
+    make_job: MakeJob, model: str, changes: dict[str, Any], message: str
+) -> None:
+    assert re.search(message, failure(make_job(f"builds:{model}", **changes), error=UsageError))
 
 
 def test_listener_that_raises_ends_the_processes(make_job: MakeJob) -> None:

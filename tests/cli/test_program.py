@@ -1,5 +1,8 @@
 """`plait program` prints IR that parses back to the same text."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from plait.cli import main
@@ -23,6 +26,23 @@ def test_task_round_trips(capsys: pytest.CaptureFixture[str]) -> None:
     assert print_graph(graph) == text
     assert graph.name.endswith("stage1.backward_weight")
     assert {port.role for port in graph.output_ports} == {"param_grad"}
+
+
+def graphs(text: str) -> list[str]:
+    return re.findall(r"^graph @joint.(\S+?)\(", text, re.MULTILINE)
+
+
+def test_a_stage_is_all_its_tasks_and_a_task_is_that_of_all_stages(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _, stage, _ = run(capsys, "program", "mlp", "--stage", "1")
+    kinds = ("forward", "backward", "backward_input", "backward_weight")
+    assert graphs(stage) == [f"stage1.{kind}" for kind in kinds]
+    _, task, _ = run(capsys, "program", "mlp", "--task", "F")
+    assert graphs(task) == ["stage0.forward", "stage1.forward"]
+    _, one, _ = run(capsys, "program", "mlp", "--stage", "1", "--task", "F")
+    assert one in stage
+    assert one in task
 
 
 @pytest.mark.parametrize("frontend", ["torch", "flax"])
@@ -62,9 +82,19 @@ def test_split_says_where_to_cut(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "message"),
     [
         (("program", "gpt"), "error: unknown model 'gpt'; there are: llama, mlp"),
-        (("program", "mlp", "--stage", "1"), "error: --stage and --task go together"),
-        (("program", "mlp", "--stage", "7", "--task", "F"), "error: there is no stage 7"),
+        (("program", "mlp", "--stage", "7"), "error: there is no stage 7; stages are 0 to 1"),
         (("program", "mlp", "--stage", "0", "--task", "X"), "error: unknown task 'X'"),
+        (
+            ("program", "builds:raising_at_once"),
+            "error: builds:raising_at_once raised ValueError: no",
+        ),
+        (("program", "builds:needing"), "error: builds:needing needs arguments (rows)"),
+        (("program", "builds:uneven"), "error: the batch has 7 rows"),
+        (("compare", "mlp", "--schedule", "broken.csv"), "error: broken.csv, row 1, column 2"),
+        (
+            ("compare", "mlp", "--schedule", "absent.csv"),
+            "error: absent.csv: no schedule can be read",
+        ),
         (("program", "mlp", "--stages", "9"), "error: mlp has 4 layers"),
         (("program", "mlp", "--split", "layers.9"), "error: "),
         (("program", "no_such_module:build"), "error: there is no module 'no_such_module'"),
@@ -74,8 +104,15 @@ def test_split_says_where_to_cut(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_mistake_is_one_line_and_exit_code_2(
-    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    arguments: tuple[str, ...],
+    message: str,
 ) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    monkeypatch.chdir(tmp_path)
+    Path("broken.csv").write_text("0F0,what\n")
     code, out, err = run(capsys, *arguments)
     assert code == 2
     assert out == ""

@@ -34,6 +34,8 @@ ROW: dict[str, Any] = {
     "peak_memory_bytes": 100 * 2**20,
     "bubble_rate": 0.25,
     "compile_seconds": 2.0,
+    "finite": True,
+    "reference_loss": 0.5,
     "checked": ["a"],
     "expected": ["a", "b"],
 }
@@ -73,6 +75,21 @@ def test_row_out_of_tolerance_says_so(error: float) -> None:
         ExecutionError, match=r"torch on torch distributed, 1f1b: .* \(at most 1e-05"
     ):
         Results([row]).check()
+
+
+def test_row_of_nan_is_out_of_tolerance_though_the_framework_has_nan_too() -> None:
+    nan = {"loss": math.nan, "reference_loss": math.nan, "loss_error": 0.0, "max_grad_error": 0.0}
+    row = merge([{**ROW, "checked": ["a", "b"]}, {**ROW, **nan, "finite": False}])
+    assert row["within_tolerance"] is False
+    row = merge([{**ROW, **nan, "checked": ["a", "b"], "finite": False}])
+    with pytest.raises(ExecutionError, match=r"NaN or infinity in the loss \(nan\)"):
+        Results([row]).check()
+
+
+def test_json_that_cannot_be_written_is_misuse(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="cannot write"):
+        Results().write_json(tmp_path / "file" / "figures.json")
 
 
 def test_json_holds_rows_and_trainings_and_no_number_that_json_lacks(tmp_path: Path) -> None:
