@@ -77,13 +77,13 @@ class BatchSpec:
     def _check_static(self, spec: BatchLeaf, leaf: object) -> None:
         if type(leaf) is not type(spec.value) or leaf != spec.value:
             raise BatchError(
-                f"batch leaf {spec.name!r} is static: compiled for {spec.value!r}, got {leaf!r}; "
+                f"{_place(spec.name)} is static: compiled for {spec.value!r}, got {leaf!r}; "
                 "compile again for another value"
             )
 
     def _checked(self, spec: BatchLeaf, leaf: Any) -> Any:
         assert spec.type is not None
-        where = f"batch leaf {spec.name!r}"
+        where = _place(spec.name)
         if leaf is None:
             raise BatchError(
                 f"{where} is None, but a stage that runs here reads it; pass its array"
@@ -104,12 +104,13 @@ class BatchSpec:
 def batch_spec(
     leaves: Sequence[tuple[str, Any]], num_microbatches: int, *, narrow: bool
 ) -> BatchSpec:
-    """The spec of a batch given as `[(name, leaf)]`; BatchError where a length does not divide.
+    """The spec of a batch given as `[(name, leaf)]`; BatchError where lengths differ or do not divide.
 
     `narrow` is for JAX models: 64-bit arrays (not those of JAX itself, which says what it wants) become 32-bit.
     """
     if num_microbatches < 1:
         raise BatchError(f"num_microbatches must be at least 1, got {num_microbatches}")
+    _check_lengths(leaves)
     specs = tuple(_leaf(name, leaf, num_microbatches, narrow) for name, leaf in leaves)
     return BatchSpec(specs, num_microbatches, narrow)
 
@@ -121,8 +122,27 @@ def example_microbatch(spec: BatchSpec, leaves: Sequence[tuple[str, Any]]) -> Ma
     return first
 
 
+def _place(name: str) -> str:
+    """A leaf, as messages call it; the batch itself where it is one array."""
+    return f"batch leaf {name!r}" if name else "the batch"
+
+
+def _check_lengths(leaves: Sequence[tuple[str, Any]]) -> None:
+    """Arrays are cut together, so that a microbatch holds the same rows of each."""
+    arrays = [(name, tuple(x.shape)) for name, x in leaves if is_array(x) and len(x.shape)]
+    for name, shape in arrays:
+        first, whole = arrays[0]
+        if shape[0] != whole[0]:
+            raise BatchError(
+                f"{_place(first)} has {whole[0]} rows (dim 0) and {_place(name)} has {shape[0]}: each array of a batch "
+                "is cut along dim 0 into microbatches, so all must have as many; an array that every microbatch needs "
+                "whole (class weights, a table) does not belong in the batch: give whole arrays as a closure of the "
+                "loss, or repeat them for each row"
+            )
+
+
 def _leaf(name: str, leaf: Any, num_microbatches: int, narrow: bool) -> BatchLeaf:
-    where = f"batch leaf {name!r}"
+    where = _place(name)
     if leaf is None or isinstance(leaf, (str, bool)):
         return BatchLeaf(name, "static", value=leaf)
     array = leaf if is_array(leaf) else _number(leaf, where)

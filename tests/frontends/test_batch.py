@@ -43,6 +43,19 @@ def test_a_length_that_does_not_divide_names_both_numbers() -> None:
         batch_spec([("x", np.zeros(5))], 2, narrow=False)
 
 
+def test_arrays_of_other_lengths_are_named_with_both_numbers() -> None:
+    leaves = [("x", np.zeros((4, 3))), ("scale", 2.0), ("y['weights']", np.zeros(3))]
+    message = r"leaf 'x' has 4 rows \(dim 0\) and batch leaf .y\['weights'\]. has 3: .* as a closure .* or repeat"
+    for num_microbatches in (1, 2):
+        with pytest.raises(BatchError, match=message):
+            batch_spec(leaves, num_microbatches, narrow=False)
+
+
+def test_a_batch_that_is_one_array_is_called_the_batch() -> None:
+    with pytest.raises(BatchError, match=r"^the batch has 5 rows"):
+        batch_spec([("", np.zeros(5))], 2, narrow=False)
+
+
 @pytest.mark.parametrize(
     ("later", "message"),
     [
