@@ -52,7 +52,10 @@ class BatchSpec:
         `needed`: names that may not be None here; others may be (a rank that does not read them). BatchError names the
         leaf, what it was compiled for and what came.
         """
-        names, expected = [name for name, _ in leaves], [leaf.name for leaf in self.leaves]
+        given, expected = dict(leaves), [leaf.name for leaf in self.leaves]
+        if len(given) == len(leaves) and given.keys() == set(expected):
+            leaves = [(name, given[name]) for name in expected]  # a dict in another order
+        names = [name for name, _ in leaves]
         if names != expected:
             missing = [n for n in expected if n not in names]
             extra = [n for n in names if n not in expected]

@@ -1,7 +1,7 @@
 """The adapter to torch's private capture interfaces. Tested with torch 2.13.0.
 
 It holds every use of private names: AOTAutograd's joint export and its descriptors, the tracer that makes nodes, fake
-tensors, and whether autograd runs a backward. All else in this folder sees `JointGraph`.
+tensors, and whether autograd runs a backward or torch.func a transform. All else in this folder sees `JointGraph`.
 """
 
 import contextlib
@@ -92,6 +92,11 @@ RECOMPUTATION = "plait_recomputation"
 def in_backward() -> bool:
     """Whether autograd runs a backward: a forward inside it is a recomputation."""
     return bool(torch._C._current_graph_task_id() != -1)
+
+
+def in_transform() -> bool:
+    """Whether a function transform of torch.func runs, such as vmap or grad."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def fake_mode() -> FakeTensorMode:
@@ -191,10 +196,17 @@ def export_joint(module: nn.Module, args: Sequence[Tensor], recorder: Recorder) 
             joint = aot_export_joint_with_descriptors(stack, module, tuple(args))
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         where = raising_source(error.__traceback__)
+        if error.func is torch.ops.aten._local_scalar_dense.default:
+            raise CaptureError(
+                f"{where}: the value of a tensor is read as a Python number (item(), int(), float(), an if, a shape or "
+                "a bound of a slice), but it depends on the data, which is not known while the model is captured. A "
+                "number in the batch is such a tensor: an input, which may differ from batch to batch. Keep it as a "
+                "tensor (torch.where in place of an if); a setting that does not change belongs in a closure, or in "
+                "the batch as a str"
+            ) from error
         raise CaptureError(
             f"{where}: {error.func} gives a shape or a Python value that depends on the data, so the program is not "
-            "one graph; use an op with a fixed shape (torch.where, masked_fill, topk, a padded length), or keep the "
-            "number as a tensor"
+            "one graph; use an op with a fixed shape (torch.where, masked_fill, topk, a padded length)"
         ) from error
     except RuntimeError as error:
         if "use_reentrant=True" not in str(error):
@@ -216,6 +228,14 @@ def export_joint(module: nn.Module, args: Sequence[Tensor], recorder: Recorder) 
 def _refuse(op: HigherOrderOperator, *args: Any, **kwargs: Any) -> Any:
     """In place of an op over functions, such as cond, and of the wrapper that makes an op functional."""
     where, name = calling_source(), str(op)
+    if name == "with_effects":
+        checked = (
+            "checks at run time whether a matrix can be inverted or factored, and raises; use the op that returns "
+            "`info` in place of raising (torch.linalg.inv_ex, cholesky_ex, solve_ex, lu_factor_ex)"
+            if args[1] is torch.ops.aten._linalg_check_errors.default
+            else "does something beside its results, such as printing; take it out of the loss"
+        )
+        raise CaptureError(f"{where}: {args[1]} {checked}")
     if name.startswith("auto_functionalized"):
         raise CaptureError(
             f"{where}: {args[0]} changes its arguments; a captured program is functional: return new tensors instead"
@@ -274,7 +294,7 @@ def decomposed(node: fx.Node) -> fx.GraphModule | None:
     decomposition = _decompositions().get(node.target)
     if decomposition is None:
         return None
-    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    args, kwargs = _mutable(fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"]))
     leaves, spec = pytree.tree_flatten((args, kwargs))
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
 
@@ -292,6 +312,16 @@ def decomposed(node: fx.Node) -> fx.GraphModule | None:
         inner = make_fx(functionalize(call), decomposition_table={})(*tensors)
     inner.graph.eliminate_dead_code()
     return inner
+
+
+def _mutable(tree: Any) -> Any:
+    """The arguments of a node with lists that may be changed, as a call has them."""
+    if isinstance(tree, list | tuple):
+        kind = tuple if isinstance(tree, tuple) else list
+        return kind(map(_mutable, tree))
+    if isinstance(tree, dict):
+        return {key: _mutable(value) for key, value in tree.items()}
+    return tree
 
 
 @functools.cache

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from plait.core_ir.errors import CaptureError, UsageError
 from plait.core_ir.graph import Source
-from plait.frontends.torch.aot import in_backward
+from plait.frontends.torch.aot import in_backward, in_transform
 from plait.frontends.torch.checkpoint import keep_cut, next_cut
 from plait.frontends.torch.effects import Effects
 from plait.frontends.torch.sources import calling_source
@@ -78,6 +78,11 @@ class Marks:
     def cut(self, tree: Tree, path: str = "") -> Tree:
         """Mark every tensor of the tree at the next cut, which stands before the module `path`, if not ""."""
         tensors = _tensors(tree)
+        if in_transform():
+            raise CaptureError(
+                f"{calling_source(path)}: a stage boundary inside a transform of torch.func (vmap, grad, ...), whose "
+                "stages cannot be told apart; call it outside the transform"
+            )
         if not tensors:
             where = calling_source()
             raise CaptureError(
@@ -169,10 +174,10 @@ def _module(model: nn.Module, path: str) -> nn.Module:
     del modules[""]
     if path in modules:
         return modules[path]
-    near = difflib.get_close_matches(path, modules, n=5, cutoff=0.4) or list(modules)[:5]
+    near = difflib.get_close_matches(path, modules, n=5, cutoff=0.5)
     raise UsageError(
         f"split: the model ({type(model).__qualname__}) has no module {path!r}; near matches: "
-        f"{', '.join(near) or 'none'}"
+        f"{', '.join(near) or 'none (model.named_modules() lists them)'}"
     )
 
 

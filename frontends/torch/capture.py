@@ -26,6 +26,7 @@ from plait.frontends.torch.dtypes import TO_TORCH, type_of
 from plait.frontends.torch.lower import lower_nodes
 from plait.frontends.torch.model_state import ModelState, fake_tensors, model_state, read_leaves
 from plait.frontends.torch.program import LossFn, Program
+from plait.frontends.torch.refusals import refuse_modules, told
 from plait.frontends.torch.sources import ModuleStack
 from plait.frontends.torch.trees import kind_of, named_leaves
 
@@ -49,7 +50,12 @@ def capture(
     UsageError: an option for JAX models, a split path the model does not have.
     BatchError: a batch that does not divide into microbatches.
     CaptureError: a loss that is no scalar tensor with a gradient, a split module that is not called exactly once, an op
-        whose shape depends on data, hooks on parameters, parameters changed in the forward.
+        whose shape depends on data, hooks on parameters, parameters changed in the forward, a change in place that is
+        read across a cut, state outside buffers, and whatever the loss raises (as the cause).
+
+    NOTE: a captured step does not raise for an index out of range, as torch does. A read gives NaN (of integers the
+    lowest number, of unsigned ones the highest); a write, as of scatter or index_fill, is dropped; a row of one_hot is
+    all zeros, and so are its gradients: check labels that go into one_hot where the batch is made.
     """
     if state is not None or trainable is not None:
         name = "state" if state is not None else "trainable"
@@ -57,12 +63,14 @@ def capture(
             f"{name}= is for JAX models; a torch model holds its own state in buffers, and requires_grad_(False) "
             "freezes a parameter"
         )
-    held = model_state(model)
-    flat = named_leaves(batch)
-    spec = batch_spec(flat, num_microbatches, narrow=False)
-    treespec = pytree.tree_structure(batch)
-    program, joint = trace(loss_fn, model, spec, treespec, split or (), has_aux, device)
-    graph = lower_joint(joint, held, spec, program)
+    with told():
+        refuse_modules(model)
+        held = model_state(model)
+        flat = named_leaves(batch)
+        spec = batch_spec(flat, num_microbatches, narrow=False)
+        treespec = pytree.tree_structure(batch)
+        program, joint = trace(loss_fn, model, spec, treespec, split or (), has_aux, device)
+        graph = lower_joint(joint, held, spec, program)
     return Captured(
         graph=graph,
         framework="torch",
@@ -94,6 +102,10 @@ def trace(
     mode = aot.fake_mode()
     with ExitStack() as stack:
         stack.enter_context(attributes_kept(model))
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        # else recurrent layers are one op of oneDNN, with a workspace that only its own backward can read
+        stack.enter_context(torch.backends.mkldnn.flags(False, None, None, None))
         where = stack.enter_context(capture_device(device_wanted(model, device)))
         stack.enter_context(fake_tensors(model, mode, where))
         stack.enter_context(stack_of_modules.following())

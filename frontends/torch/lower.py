@@ -9,14 +9,15 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
 from plait.core_ir.arrays import to_numpy
 from plait.core_ir.build import Builder
-from plait.core_ir.errors import CaptureError
+from plait.core_ir.errors import CaptureError, PlaitError
 from plait.core_ir.graph import UNKNOWN, Value
 from plait.core_ir.ops import control
 from plait.core_ir.ops import random as rnd
-from plait.core_ir.types import TensorType, u32
+from plait.core_ir.types import TensorType, bool_, c128, f64, i64, u32
 from plait.frontends.torch import (
     lower_arithmetic,
     lower_attention,
@@ -114,13 +115,41 @@ def _lowered(
 ) -> Any:
     site = Site(b, _types(node), _readers(node), _key_maker(b, node, rng_key), _fakes(node))
     target: Any = node.target
-    rule = TABLE.get(target)
-    result: Any = NotImplemented if rule is None else rule(site, *args, **kwargs)
-    if result is NotImplemented:
-        result = _by_decomposition(site, node, args, kwargs, rng_key)
+    try:
+        result = _ruled(site, node, args, kwargs, rng_key)
+    except PlaitError:
+        raise
+    except Exception as error:
+        raise CaptureError(
+            f"{b.source}: {target} cannot be lowered, a fault in Plait: {type(error).__qualname__}: {error}"
+        ) from error
     if result is NotImplemented:
         result = extern(site, target, args, kwargs)
     return _checked(node, site, result)
+
+
+def _ruled(
+    site: Site, node: fx.Node, args: Any, kwargs: Mapping[str, Any], rng_key: Value | None
+) -> Any:
+    target: Any = node.target
+    rule = TABLE.get(target)
+    result: Any = NotImplemented
+    if rule is not None:
+        result = rule(site, *_with_a_tensor(site, target, args), **kwargs)
+    if result is NotImplemented:
+        result = _by_decomposition(site, node, args, kwargs, rng_key)
+    return result
+
+
+def _with_a_tensor(s: Site, target: OpOverload, args: Sequence[Any]) -> Sequence[Any]:
+    """The arguments; the one tensor of an op, if it is a number (as torch leaves it in a backward), as a tensor."""
+    wants = [isinstance(a.type, torch.TensorType) for a in target._schema.arguments]
+    if sum(wants) != 1 or not wants[0] or not args or type(args[0]) not in _NUMBER_DTYPES:
+        return args
+    return (s.b.literal(args[0], _NUMBER_DTYPES[type(args[0])]), *args[1:])
+
+
+_NUMBER_DTYPES = {bool: bool_, int: i64, float: f64, complex: c128}
 
 
 def _by_decomposition(
@@ -163,7 +192,16 @@ def _is_single(node: fx.Node) -> bool:
 def _types(node: fx.Node) -> tuple[TensorType | None, ...]:
     value = node.meta.get("val")
     results = value if isinstance(value, (tuple, list)) else [value]
-    return tuple(type_of(v) if isinstance(v, torch.Tensor) else None for v in results)
+    return tuple(_type(node, v) if isinstance(v, torch.Tensor) else None for v in results)
+
+
+def _type(node: fx.Node, fake: torch.Tensor) -> TensorType:
+    if fake.layout != torch.strided:
+        raise CaptureError(
+            f"{node.meta.get(SOURCE, UNKNOWN)}: {node.target} gives a tensor of layout {fake.layout}; only dense "
+            "tensors can be captured (sparse=False, to_dense())"
+        )
+    return type_of(fake)
 
 
 def _readers(node: fx.Node) -> tuple[frozenset[Any], ...]:

@@ -98,6 +98,10 @@ def _check(name: str, tensor: Tensor) -> None:
             f"{name!r} is a {type(tensor).__module__}.{type(tensor).__qualname__}; only plain tensors and parameters "
             "can be captured: materialise or unwrap it first"
         )
+    if tensor.is_inference():
+        raise CaptureError(
+            f"{name!r} was made under torch.inference_mode, so autograd cannot use it; build the model outside"
+        )
     if isinstance(tensor, nn.Parameter) and tensor._backward_hooks:
         raise CaptureError(
             f"parameter {name!r} has a tensor hook (register_hook), which expects each contribution to the gradient as "

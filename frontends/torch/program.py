@@ -70,7 +70,7 @@ class Program(nn.Module):
         with self.effects.watching(before):
             result = self._loss_fn(self.model, pytree.tree_unflatten(leaves, self._treespec))
         loss, aux = self._parted(result)
-        _check_loss(loss)
+        _check_loss(loss, self.model)
         replaced = _replaced(before, _held(self.model))
         self.replaced = tuple(replaced)
         # a copy: what is returned is then never a view of something inside
@@ -114,10 +114,12 @@ def _replaced(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict
     return replaced
 
 
-def _check_loss(loss: Any) -> None:
+def _check_loss(loss: Any, model: nn.Module) -> None:
     if not isinstance(loss, Tensor):
+        pair = isinstance(loss, tuple) and len(loss) == 2
         raise CaptureError(
             f"the loss must be a scalar tensor, the loss function returned {kind_of(loss)}"
+            + ("; for (loss, aux), pass has_aux=True" if pair else "")
         )
     if loss.ndim != 0:
         raise CaptureError(
@@ -127,6 +129,11 @@ def _check_loss(loss: Any) -> None:
     if not loss.dtype.is_floating_point:
         raise CaptureError(f"the loss must be a floating-point number, it is {loss.dtype}")
     if not loss.requires_grad:
-        raise CaptureError(
-            "the loss needs no gradient: every parameter it depends on is frozen, or it was detached"
-        )
+        params = list(model.parameters())
+        if not params:
+            reason = "the model has no parameters"
+        elif not any(p.requires_grad for p in params):
+            reason = "every parameter of the model is frozen (requires_grad=False)"
+        else:
+            reason = "it depends on frozen parameters alone or on none, or it was detached or computed under no_grad"
+        raise CaptureError(f"the loss needs no gradient: {reason}")

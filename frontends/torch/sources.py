@@ -1,6 +1,7 @@
 """Where the user wrote what is being traced: the module that runs, and the innermost line outside torch and Plait."""
 
 import sys
+import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,8 @@ from plait.core_ir.graph import UNKNOWN, Source
 
 _TORCH = str(Path(torch.__file__).parent)
 _OURS = str(Path(__file__).parent)
+_STDLIB = sysconfig.get_path("stdlib")
+_PACKAGES = ("site-packages", "dist-packages")
 _API = ("plait.api", "plait.extras")
 
 
@@ -81,4 +84,7 @@ def raising_source(traceback: TracebackType | None) -> Source:
 def _is_users(frame: FrameType) -> bool:
     if frame.f_globals.get("__name__") in _API:
         return False
-    return not frame.f_code.co_filename.startswith((_TORCH, _OURS, "<"))
+    name = frame.f_code.co_filename
+    if name.startswith(_STDLIB) and not any(folder in name for folder in _PACKAGES):
+        return False
+    return not name.startswith((_TORCH, _OURS, "<"))

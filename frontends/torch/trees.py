@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from plait.core_ir.errors import UsageError
@@ -21,7 +22,15 @@ def named_leaves(tree: Any) -> list[tuple[str, Any]]:
 
 def kind_of(x: Any) -> str:
     """What an object is, in words for a message."""
+    if isinstance(x, Tensor):
+        return f"a tensor of shape {list(x.shape)}"
+    if type(x).__module__ == "builtins":
+        return "None" if x is None else f"{_article(type(x).__name__)} {type(x).__name__}"
     return f"a {type(x).__module__}.{type(x).__qualname__}"
+
+
+def _article(word: str) -> str:
+    return "an" if word[0] in "aeiou" else "a"
 
 
 def _name(path: Sequence[Any]) -> str:

@@ -165,6 +165,21 @@ def test_an_unknown_path_lists_near_matches():
         caught(loss_fn, Chain(), BATCH, ["block.1"])
 
 
+def test_an_unknown_path_lists_near_matches_only():
+    with pytest.raises(UsageError, match=r"no module 'nope'; near matches: none"):
+        caught(loss_fn, Chain(), BATCH, ["nope"])
+
+
+@pytest.mark.parametrize("transform", [torch.vmap, lambda f: torch.func.grad(lambda x: f(x).sum())])
+def test_a_boundary_inside_a_transform(transform):
+    class Model(Chain):
+        def forward(self, x):
+            return transform(stage_boundary)(super().forward(x))
+
+    with pytest.raises(CaptureError, match=r"test_boundary\.py:\d+: .*inside a transform"):
+        caught(loss_fn, Model(), BATCH)
+
+
 @pytest.mark.parametrize("path", ["spare", "blocks"])
 def test_a_module_that_is_never_called(path):
     with pytest.raises(CaptureError, match=f"never calls '{path}'.*container"):

@@ -247,6 +247,21 @@ def test_conversions(compare, dtype, to):
     compare(lambda x: x.to(to), torch.tensor([0, 1, 2.5, -3.5]).to(dtype))
 
 
+@pytest.mark.parametrize("function", [
+    lambda x: x * 1j,
+    lambda x: (2j - x) / (1 + x * 1j),
+    lambda x: (1 + 2j) ** x,
+    lambda x: x.to(torch.complex64) ** (1 + 2j),
+    lambda x: torch.where(x > 0, x, 1j),
+    lambda x: torch.complex(x, x).add(x, alpha=2j),
+    lambda x: torch.rsub(torch.complex(x, x), 3j),
+    lambda x: x.to(torch.complex64).lerp(torch.complex(x, x), 0.5j),
+], ids=range(8))  # fmt: skip
+def test_complex_numbers_of_python(compare_gradients, function):
+    torch.manual_seed(0)
+    compare_gradients(lambda x: function(x).abs(), torch.rand(3, 4) + 0.5)
+
+
 def test_bitcast_and_complex(compare):
     x, y = torch.randn(3), torch.randn(3)
     compare(lambda x: [x.view(torch.int32), x.to(torch.bfloat16).view(torch.int16)], x)

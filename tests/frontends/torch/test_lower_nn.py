@@ -5,6 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from plait.frontends.torch.capture import capture
+
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 
 
@@ -121,6 +123,38 @@ def test_lstm_and_gru(compare_gradients):
             function, torch.randn(5, 2, 3), *(p.detach() for p in cell.parameters())
         )
         assert "extern" not in {e.op.name for e in captured.graph.eqns}
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_over_data_are_plain_ops(run, kind):
+    torch.manual_seed(0)
+    model, batch = (
+        kind(4, 3, num_layers=2, bidirectional=True, batch_first=True),
+        torch.randn(2, 5, 4),
+    )
+
+    def loss_fn(model, x):  # nothing before it needs a gradient: torch would take oneDNN's layer
+        return model(x)[0].square().sum()
+
+    captured = capture(loss_fn, model, batch, num_microbatches=1, split=None)
+    assert "extern" not in {e.op.name for e in captured.graph.eqns}
+    results = run(captured, batch)
+    loss = loss_fn(model, batch)
+    loss.backward()
+    torch.testing.assert_close(torch.tensor(results["loss", ""]), loss.detach())
+    for name, param in model.named_parameters():
+        torch.testing.assert_close(
+            torch.tensor(results["param_grad", name]), param.grad, rtol=1e-4, atol=1e-5
+        )
+
+
+@pytest.mark.parametrize(("pad", "shape"), [((1, 2), (2, 3, 5)), ((2, 1, 1, 0), (2, 3, 4, 5))])
+def test_reflected_padding(compare_gradients, pad, shape):
+    torch.manual_seed(0)
+    captured = compare_gradients(
+        lambda x: nn.functional.pad(x, pad, mode="reflect").square(), torch.randn(shape)
+    )
+    assert "extern" not in {e.op.name for e in captured.graph.eqns}
 
 
 def test_transformer_layer(compare_gradients):
