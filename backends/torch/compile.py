@@ -95,9 +95,13 @@ def _compile(graph: Graph, codegen: str, device: torch.device) -> Artifact:
     except UnsupportedError as error:
         raise UnsupportedError(f"task {graph.name}: {error}") from error
     except Exception as error:
+        failed = (
+            f'Inductor cannot compile it for {device}; codegen="eager" runs it uncompiled'
+            if inductor
+            else f"torch cannot run it on {device}"
+        )
         raise UnsupportedError(
-            f"task {graph.name}: Inductor cannot compile it for {device}; "
-            f'codegen="eager" runs it uncompiled: {str(error)[:MESSAGE_LENGTH]}'
+            f"task {graph.name}: {failed}: {str(error)[:MESSAGE_LENGTH]}"
         ) from error
     constants = tuple(to_torch(c.array, c.type, device) for c in traced.constants)
     return Artifact(code, constants, device, time.perf_counter() - started)

@@ -298,6 +298,15 @@ def test_failure_of_inductor_names_the_task_and_the_way_out(
         compile_task(double(number=5.0), device="cpu")
 
 
+def test_failure_of_eager_code_does_not_send_to_eager_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no kernel for this")
+
+    monkeypatch.setattr(compiling, "trace", fail)
+    with pytest.raises(UnsupportedError, match="torch cannot run it on cpu: no kernel for this"):
+        compile_task(double(number=6.0), codegen="eager", device="cpu")
+
+
 def test_full_precision_is_on_inside_and_put_back_after() -> None:
     matmul, conv = torch.backends.cuda.matmul, torch.backends.cudnn.conv
 
