@@ -208,6 +208,13 @@ def export_joint(module: nn.Module, args: Sequence[Tensor], recorder: Recorder) 
             f"{where}: {error.func} gives a shape or a Python value that depends on the data, so the program is not "
             "one graph; use an op with a fixed shape (torch.where, masked_fill, topk, a padded length)"
         ) from error
+    except AssertionError as error:
+        if "Unexpected fake buffer" not in str(error):
+            raise
+        raise CaptureError(
+            "the loss reads a tensor that an earlier forward left outside the model (a global, a closure, an object "
+            "that is no module); state that lasts from one microbatch to the next must be a buffer: register_buffer"
+        ) from error
     except RuntimeError as error:
         if "use_reentrant=True" not in str(error):
             raise

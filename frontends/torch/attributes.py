@@ -1,4 +1,4 @@
-"""Tensors that a model holds in plain attributes, which are neither parameters nor buffers."""
+"""What a model holds in plain attributes: tensors that are neither parameters nor buffers, and settings."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+_SETTINGS = (bool, int, float, complex, str)
 _REGISTERED = ("_parameters", "_buffers", "_modules")
 
 
@@ -19,9 +20,19 @@ def tensor_attributes(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
                     yield f"{path}.{key}" if path else key, leaf
 
 
+def settings(model: nn.Module) -> dict[str, Any]:
+    """The numbers and strings that its modules hold, by name."""
+    return {
+        f"{path}.{key}" if path else key: value
+        for path, module in model.named_modules()
+        for key, value in vars(module).items()
+        if isinstance(value, _SETTINGS)
+    }
+
+
 @contextmanager
 def attributes_kept(model: nn.Module) -> Iterator[None]:
-    """What tensors the model holds in attributes, lists and dicts is afterwards as it was before."""
+    """What the model holds in attributes, lists and dicts of tensors, and settings, is afterwards as it was before."""
     before = [(m, {k: _copied(v) for k, v in vars(m).items()}) for m in model.modules()]
     try:
         yield
@@ -30,6 +41,7 @@ def attributes_kept(model: nn.Module) -> Iterator[None]:
             for key, value in list(_attributes(module).items()):
                 if _holds_tensor(value) or _holds_tensor(kept.get(key)):
                     _put_back(module, key, value, kept)
+            vars(module).update({k: v for k, v in kept.items() if isinstance(v, _SETTINGS)})
 
 
 def _put_back(module: nn.Module, key: str, value: Any, kept: dict[str, Any]) -> None:

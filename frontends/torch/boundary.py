@@ -122,7 +122,10 @@ def cross_again(tree: Tree) -> Tree:
     if crossed is None:
         return tree
     pairs = zip(crossed, _tensors(tree), strict=True)
-    return _with_tensors(tree, [c.detach().requires_grad_(x.requires_grad) for c, x in pairs])
+    # copies, since a leaf of autograd could not be changed in place
+    return _with_tensors(
+        tree, [c.detach().requires_grad_(x.requires_grad).clone() for c, x in pairs]
+    )
 
 
 def _tensors(tree: Any) -> list[Tensor]:

@@ -44,10 +44,13 @@ def recomputation() -> int | None:
 
 
 def keep_cut(tensors: Cut) -> None:
-    """Note what a marker gave, for the regions whose forward runs."""
+    """Note what a marker gave, for the regions whose forward runs; a copy, since the region may change it in place."""
     regions = _regions.get()
-    for frame in regions.forward if regions is not None else ():
-        regions.cuts[frame].append(tensors)  # type: ignore[union-attr]
+    if regions is None or not regions.forward:
+        return
+    copies = [x.detach().clone() for x in tensors]
+    for frame in regions.forward:
+        regions.cuts[frame].append(copies)
 
 
 def next_cut() -> Cut | None:

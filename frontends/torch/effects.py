@@ -2,7 +2,8 @@
 
 A marker copies, where in eager code it is the tensor itself: a tensor that went in and the one that came out are twins,
 and when one is changed in place, a later read of the other would miss it. A tensor held outside parameters and buffers
-is a constant: a change of it would be lost, and what a forward leaves in it is not there in the next.
+is a constant: a change of it would be lost, and what a forward leaves in it is not there in the next. So is a number in
+an attribute, which must be the same after a forward as before.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from plait.core_ir.errors import CaptureError
 from plait.core_ir.graph import Source
-from plait.frontends.torch.attributes import tensor_attributes
+from plait.frontends.torch.attributes import settings, tensor_attributes
 from plait.frontends.torch.sources import calling_source
 
 
@@ -40,6 +41,7 @@ class Effects(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._cuts: dict[StorageWeakRef, str] = {}
         self._stale: dict[StorageWeakRef, _Change] = {}
         self._left: dict[StorageWeakRef, str] = {}
+        self._settings: dict[str, Any] | None = None
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -76,6 +78,21 @@ class Effects(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for name, tensor in tensor_attributes(self._model):
             if not _is_outside(tensor):
                 self._left[_storage(tensor)] = name
+        self._check_settings()
+
+    def _check_settings(self) -> None:
+        """CaptureError for a number that each forward changes; one that the first alone sets is a cache."""
+        after = settings(self._model)
+        before, self._settings = self._settings or after, after
+        changed = [
+            name for name in after if name in before and repr(after[name]) != repr(before[name])
+        ]
+        if changed:
+            name = changed[0]
+            raise CaptureError(
+                f"the forward changes attribute {name!r}, from {before[name]!r} to {after[name]!r}, which a captured "
+                "step would not repeat; make it a tensor and a buffer of the model: register_buffer"
+            )
 
     def __torch_dispatch__(
         self,

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from plait.core_ir.errors import CaptureError
 from plait.frontends.torch.boundary import stage_boundary
@@ -218,3 +219,54 @@ def test_an_attribute_that_carries_a_result_to_the_loss_is_no_state(run):
     np.testing.assert_allclose(
         run(captured, BATCH)["loss", ""], loss_fn(model, BATCH).item(), rtol=1e-6
     )
+
+
+def test_a_number_that_each_forward_changes_is_refused():
+    def forward(s, x):
+        s.calls = getattr(s, "calls", 0) + 1
+        return s.c(x) * s.calls
+
+    model = Net(forward)
+    model.calls = 3
+    with pytest.raises(CaptureError, match=r"attribute 'calls', from 4 to 5.*register_buffer"):
+        capture(loss_fn, model, BATCH, num_microbatches=1, split=None)
+    assert model.calls == 3
+
+
+def test_a_number_that_a_forward_sets_is_no_state():
+    def forward(s, x):
+        s.rows = x.shape[0]
+        return s.c(x) * s.rows
+
+    caught(forward)
+
+
+def test_a_tensor_left_in_a_closure_is_refused():
+    left = {}
+
+    def forward(s, x):
+        left["mean"] = 0.5 * left.get("mean", torch.zeros(4)) + s.a(x).detach().mean(0)
+        return s.c(x) + left["mean"]
+
+    with pytest.raises(CaptureError, match=r"left outside the model.*register_buffer"):
+        caught(forward)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_change_behind_a_cut_inside_a_checkpointed_region(run, frozen):
+    def forward(s, x):
+        def block(x):
+            return s.c(stage_boundary(s.a(x)).mul_(3)).tanh()
+
+        return checkpoint(block, x, use_reentrant=False)
+
+    model = Net(forward)
+    model.a.requires_grad_(not frozen)
+    captured = capture(loss_fn, model, BATCH, num_microbatches=1, split=None)
+    results = run(captured, BATCH)
+    loss = loss_fn(model, BATCH)
+    loss.backward()
+    np.testing.assert_allclose(results["loss", ""], loss.item(), rtol=1e-6)
+    for name, param in model.named_parameters():
+        if param.requires_grad:
+            torch.testing.assert_close(torch.tensor(results["param_grad", name]), param.grad)
