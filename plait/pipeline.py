@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plait.backends.runtime import Engine, StepInputs, StepOutputs
+from plait.core_ir.arrays import array_type
 from plait.core_ir.cost import seconds
-from plait.core_ir.errors import PlaitError, UsageError
+from plait.core_ir.errors import UsageError
 from plait.core_ir.interpret import interpret
 from plait.core_ir.ops.random import fold_in, seed_key
 from plait.core_ir.program import Program
@@ -23,7 +24,7 @@ from plait.frontends.captured import Captured
 from plait.options import Options
 
 
-@dataclass
+@dataclass(repr=False)
 class Pipeline:
     """A model compiled for a pipeline: made by `plait.compile`.
 
@@ -44,6 +45,13 @@ class Pipeline:
     _profile: Times | None = field(default=None, repr=False)
     _steps: int = field(default=0, repr=False)
 
+    def __repr__(self) -> str:
+        return (
+            f"<Pipeline {self.captured.framework} on {self.options.backend} {self.options.engine}: "
+            f"{self.program.num_stages} stages on {self.schedule.num_ranks} ranks, "
+            f"{self.schedule.num_microbatches} microbatches, {self.schedule.name}>"
+        )
+
     @property
     def compile_seconds(self) -> float:
         """What compiling the tasks took in this process."""
@@ -52,7 +60,7 @@ class Pipeline:
     # Steps.
 
     def loss_and_grads(self, batch: Any, params: Any = None, *, step: int | None = None) -> Any:
-        """`(loss, grads)` of one batch; `((loss, aux), grads)` with `has_aux`.
+        """`(loss, grads)` of one batch; `((loss, aux), grads)` with `has_aux`, aux arrays stacked by microbatch.
 
         params: default the model's own; for a torch source a dict with exactly the keys of `named_parameters()`, else a
             pytree like the model.
@@ -146,13 +154,16 @@ class Pipeline:
 
     def _inputs(self, batch: Any, params: Any, step: int | None, *, backward: bool) -> StepInputs:
         stages = [self.program.stages[s] for s in self.engine.stages]
-        error: PlaitError | None = None
+        error: Exception | None = None
         try:
             needed = frozenset(name for stage in stages for name in stage.batch)
             leaves = self.captured.flatten_batch(batch)
             microbatches = self.captured.batch.microbatches(leaves, needed)
             values = self._values(params)
-        except PlaitError as caught:
+            needed_values = {n for stage in stages for n in (*stage.params, *stage.buffers)}
+            self._check_values({name: values[name] for name in needed_values})
+            _check_step(step)
+        except Exception as caught:  # whatever it is, the other ranks must hear of it
             error = caught
         self.engine.agree(error)
         if step is None:
@@ -173,6 +184,23 @@ class Pipeline:
         if params is not None:
             values = {**values, **self.captured.flatten_params(params)}
         return {**values, **self._buffers}
+
+    def _check_values(self, values: Mapping[str, Any]) -> None:
+        """UsageError for a parameter or buffer that is not of the type compiled for, or has no content."""
+        for leaf in self.captured.leaves:
+            value = values.get(leaf.name)
+            if value is None:
+                continue
+            if getattr(value, "is_meta", False):
+                raise UsageError(
+                    f"{leaf.name!r} is on meta, without content; build the model on a device, or pass params="
+                )
+            found = array_type(value)
+            if found != leaf.type:
+                raise UsageError(
+                    f"{leaf.name!r} was {leaf.type} when the pipeline was compiled and is {found}; compile again, or "
+                    "pass it as it was"
+                )
 
     def _keep_state(self, outputs: StepOutputs) -> None:
         if self.captured.framework == "torch":
@@ -212,6 +240,13 @@ class Pipeline:
             for name, _ in graph.outputs_of("param_grad")
         }
         return frozenset(leaf.name for leaf in self.captured.leaves) - used
+
+
+def _check_step(step: object) -> None:
+    if step is None:
+        return
+    if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < 2**32:
+        raise UsageError(f"step must be an integer from 0 to 2**32 - 1, got {step!r}")
 
 
 def estimated_times(program: Program) -> Times:

@@ -52,7 +52,7 @@ class DistributedEngine:
 
     @torch.no_grad()
     def run(self, inputs: StepInputs) -> StepOutputs:
-        """One step of this rank; the loss comes back on every rank.
+        """One step of this rank; loss and aux come back on every rank.
 
         ExecutionError on every rank, naming rank, stage, microbatch and action, where one of them fails.
         """
@@ -118,17 +118,25 @@ class DistributedEngine:
 
     def _collect(self, step: Step) -> StepOutputs:
         loss = sum_losses(step.losses(), step.inputs.loss_grad)
-        for stage in self._program.stages:
-            for _, value in stage.tasks["F"].outputs_of("loss"):
+        aux = step.aux()
+        count = len(step.inputs.microbatches)
+        for stage in self._program.stages:  # on every rank in one order: loss and aux go to all
+            forward, maker = stage.tasks["F"], self._placement[stage.index]
+            for _, value in forward.outputs_of("loss"):
                 if loss is None:
                     loss = self.arrays.zeros(value.type, stage.index)
-                self.group.broadcast(loss, self._placement[stage.index])
+                self.group.broadcast(loss, maker)
+            for name, value in forward.outputs_of("aux"):
+                if name not in aux:
+                    stacked = value.type.with_shape((count, *value.type.shape))
+                    aux[name] = self.arrays.zeros(stacked, stage.index)
+                self.group.broadcast(aux[name], maker)
         partials = step.gradients()
         shared = self._program.shared_params
         grads = {name: grad for (_, name), grad in partials.items() if name not in shared}
         if step.inputs.backward:
             grads.update(self._shared_grads(partials))
-        return StepOutputs(loss, grads, step.buffers(), step.aux())
+        return StepOutputs(loss, grads, step.buffers(), aux)
 
     def _shared_grads(self, partials: Mapping[tuple[int, str], Any]) -> dict[str, torch.Tensor]:
         """The full sum of each shared parameter's partials, in stage order, on every rank that holds it.

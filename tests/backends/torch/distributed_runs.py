@@ -175,6 +175,60 @@ def clocks() -> None:
     assert abs(clock_offset(group(), device) + 100 * (RANK == 1)) < 0.05
 
 
+def aux() -> None:
+    """Aux outputs, of whichever stage, come back on every rank, stacked by microbatch."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    own = {"x": torch.arange(12.0).reshape(4, 3)}
+
+    def loss_fn(m: nn.Module, b: Any) -> Any:
+        hidden = m[0](b["x"])
+        out = m[1](hidden)
+        return out.square().mean(), {"hidden": hidden.mean(), "out": out, "one": torch.ones(2)}
+
+    with torch.no_grad():
+        for p in model.parameters():
+            p.fill_(0.5)
+    pipeline = plait.compile(
+        loss_fn, model, own, num_microbatches=2, split=["1"], codegen="eager", has_aux=True
+    )
+    _, got = pipeline.step(own)
+    (_, same), _ = pipeline.loss_and_grads(own)
+    parts = [loss_fn(model, {"x": own["x"][i : i + 2]})[1] for i in (0, 2)]
+    for name in ("hidden", "out", "one"):
+        wanted = torch.stack([part[name].detach() for part in parts])
+        torch.testing.assert_close(got[name], wanted)
+        torch.testing.assert_close(same[name], wanted)
+
+
+def user_error() -> None:
+    """An exception of the user's own loss on one rank is raised on all; the next compile works."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+
+    def loss_fn(m: nn.Module, b: Any) -> Any:
+        if RANK == 1 and b is not None and fails:
+            raise ZeroDivisionError("of the user")
+        return m(b).sum()
+
+    fails = True
+    expected: Any = Exception if RANK == 1 else plait.PlaitError
+    with pytest.raises(expected, match="of the user"):
+        plait.compile(
+            loss_fn, model, torch.ones(4, 3), num_microbatches=2, split=["1"], codegen="eager"
+        )
+    fails = False
+    plait.compile(
+        loss_fn, model, torch.ones(4, 3), num_microbatches=2, split=["1"], codegen="eager"
+    )
+    with pytest.raises(plait.PlaitError, match="unknown reduction"):
+        compiled(llama.build(CONFIG), reduction="max" if RANK == 1 else "mean")
+
+
+def different_values() -> None:
+    """Ranks that hold different values of a shared parameter learn it at compile time."""
+    with pytest.raises(plait.PlaitError, match=r"'tok_embed\.weight' is shared.*different values"):
+        compiled(llama.build(CONFIG, seed=RANK))
+
+
 def failing(task: TaskKind, how: str) -> None:
     """R76: stage 1 fails on microbatch 2 of step 2; every rank ends, saying what failed first."""
     pipeline = compiled(llama.build(CONFIG, seed=0))
@@ -211,7 +265,19 @@ if __name__ == "__main__":
     dist.init_process_group("gloo")
     if sys.argv[1] == "failing":
         failing(cast(TaskKind, sys.argv[2]), sys.argv[3])
-    runs = (steps, meta, partial_batch, compile_error, different, profile, measure, clocks)
+    runs = (
+        steps,
+        meta,
+        partial_batch,
+        compile_error,
+        different,
+        profile,
+        aux,
+        user_error,
+        different_values,
+        measure,
+        clocks,
+    )
     {f.__name__: f for f in runs}[sys.argv[1]]()
     dist.barrier()
     dist.destroy_process_group()
