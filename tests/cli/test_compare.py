@@ -136,3 +136,12 @@ def test_a_model_without_cuts_is_told_how_to_cut_it(tmp_path: Path) -> None:
     assert "1f1b on 2 ranks runs 2 stages" in done.stderr
     assert "--split" in done.stderr
     assert "num_ranks" not in done.stderr
+
+
+def test_a_jax_model_in_bf16_rounds_on_both_backends_as_jax_does(tmp_path: Path) -> None:
+    options = ("--frontend", "flax", "--engine", "local,mpmd", "--codegen", "eager", "--steps", "1")
+    done = plait("compare", "mlp", "--dtype", "bf16", *options, "--json", "f.json", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "f.json").read_text())["rows"]
+    assert [row["backend"] for row in rows] == ["torch", "jax"]
+    assert max(row["max_grad_error"] for row in rows) <= tolerance("bf16", "framework").grads

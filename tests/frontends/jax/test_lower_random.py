@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.extend.core import Primitive
 from jax_checks import Case, check, lower
 
 from plait.core_ir.errors import CaptureError
@@ -108,9 +109,11 @@ def test_bits_that_are_not_partitionable_are_refused() -> None:
         lower(jax.random.bits, KEY)
 
 
-def test_a_random_primitive_without_a_rule_is_refused() -> None:
-    with pytest.raises(CaptureError, match="random_gamma on PRNG keys has no lowering"):
-        lower(lambda k: jax.random.gamma(k, 2.0), KEY)
+def test_a_primitive_of_the_users_own_on_keys_is_refused() -> None:
+    mixed = Primitive("mixed")  # type: ignore[no-untyped-call]
+    mixed.def_abstract_eval(lambda key: key)
+    with pytest.raises(CaptureError, match="mixed on PRNG keys has no lowering"):
+        lower(mixed.bind, KEY)
 
 
 def test_keys_cross_a_loop() -> None:
