@@ -95,6 +95,13 @@ def compare(
     codegen: Codegen = None,
     device: Device = None,
     json: Json = None,
+    timeline: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.html",
+            help="Draw each row's measured step beside the simulated one, on one scale.",
+        ),
+    ] = None,
     timeout: Timeout = 600.0,
 ) -> None:
     """Run a model through frontends, backends, engines and schedules, and compare them in one table.
@@ -118,8 +125,9 @@ def compare(
         train_steps=train,
         codegen=codegen,
         device=device,
+        timeline=timeline is not None,
     )
-    _run(request, json, timeout)
+    _run(request, json, timeout, timeline)
 
 
 @app.command()
@@ -244,13 +252,15 @@ def _loaded(
         raise UsageError(f"{model} raised {raised} ({frame.filename}:{frame.lineno})") from error
 
 
-def _run(request: Request, json: Path | None, timeout: float) -> None:
+def _run(request: Request, json: Path | None, timeout: float, timeline: Path | None = None) -> None:
     jobs = plan_jobs(request)
     with Display(Console(stderr=True)) as display:
         results = run_jobs(jobs, display, timeout=timeout)
     _show(results)
     if json is not None:
         results.write_json(json)
+    if timeline is not None:
+        results.write_timelines(timeline)
     results.check()
 
 

@@ -13,7 +13,7 @@ class Job:
     """Rows, frontends x schedules, for one engine; then, if `train_steps`, a training.
 
     frontends: names of a model's sources, or one None where the model itself says what it is. steps: timed steps of a
-    row. train_frontend: whose model is trained.
+    row. train_frontend: whose model is trained. timeline: whether rows hold a measured timeline.
     """
 
     model: str
@@ -32,6 +32,7 @@ class Job:
     steps: int
     train_steps: int = 0
     train_frontend: str | None = None
+    timeline: bool = False
 
     @property
     def name(self) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 import plait
 from plait.compare.describe import description, versions
 from plait.compare.job import Job, stages_of
+from plait.compare.timelines import encode
 from plait.core_ir.arrays import to_numpy
 from plait.core_ir.errors import ScheduleError, UsageError
 from plait.core_ir.numerics import Purpose, gradient_errors, relative_error, tolerance
@@ -88,7 +89,8 @@ def measure(
     grads = _side(workload).named_gradients(grads)
     seconds, peak = _timed_steps(job, workload, pipeline, host)
     pipeline.profile(workload.batch)
-    bubble = pipeline.simulate().bubble_rate
+    simulated = pipeline.simulate()
+    timeline = encode(pipeline.measure(workload.batch), simulated) if job.timeline else None
     progress("checking against the unpipelined framework")
     expected = reference()
     row = description(job, workload, pipeline, schedule)
@@ -111,10 +113,12 @@ def measure(
         "step_seconds": {"median": median, "spread": _spread(seconds), "steps": len(seconds)},
         "tokens_per_second": num_tokens(workload.batch) / median,
         "peak_memory_bytes": peak,
-        "bubble_rate": bubble,
+        "simulated_step_seconds": simulated.makespan,
+        "bubble_rate": simulated.bubble_rate,
         "compile_seconds": compile_seconds,
         "checked": sorted(grads),
         "expected": sorted(expected.grads),
+        "timeline": timeline,
     }
 
 
@@ -150,7 +154,10 @@ def merge(rows: list[dict[str, Any]]) -> dict[str, Any]:
         and merged["loss_error"] <= allowed["loss"]
         and merged["max_grad_error"] <= allowed["grads"]
     )
-    return {key: value for key, value in merged.items() if key not in ("checked", "expected")}
+    return {key: value for key, value in merged.items() if key not in _UNMERGED}
+
+
+_UNMERGED = ("checked", "expected", "timeline")
 
 
 def _side(workload: Workload) -> ModuleType:

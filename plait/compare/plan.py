@@ -31,6 +31,7 @@ class Request:
     train_steps: int = 0
     codegen: str | None = None
     device: str | None = None
+    timeline: bool = False
 
 
 def plan_jobs(request: Request) -> list[Job]:
@@ -64,6 +65,7 @@ def plan_jobs(request: Request) -> list[Job]:
                     steps=request.steps,
                     train_steps=request.train_steps if position == 0 else 0,
                     train_frontend=[*own, *frontends][0],
+                    timeline=request.timeline,
                 )
             )
     return jobs
@@ -102,6 +104,11 @@ def _check(request: Request) -> None:
             raise UsageError(
                 f"engine {engine!r} belongs to none of the backends asked for ({', '.join(backends)})"
             )
+    if request.timeline and "spmd" in request.engines:
+        raise UsageError(
+            "the engine spmd runs a step as one program, whose actions cannot be timed for --timeline; leave it out of "
+            "--engine"
+        )
     if not request.schedules:
         raise UsageError("name at least one schedule")
     for schedule in request.schedules:

@@ -11,25 +11,28 @@ from plait.compare.job import Job
 from plait.compare.launch import run_job
 from plait.compare.measure import merge
 from plait.compare.report import Display
+from plait.compare.timelines import decode
 from plait.core_ir.errors import ExecutionError, UsageError
+from plait.core_ir.schedule.html import render_html
+from plait.core_ir.schedule.timeline import Timeline
 
 
 @dataclass
 class Results:
-    """What `--json` writes: rows by frontend, backend, engine and schedule, and trainings."""
+    """What `--json` writes: rows by frontend, backend, engine and schedule, and trainings; timelines by title."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     training: list[dict[str, Any]] = field(default_factory=list)
+    timelines: list[tuple[str, Timeline]] = field(default_factory=list)
 
     def write_json(self, path: Path) -> None:
         """Write `{"rows": [...], "training": [...]}`; a number that is not finite becomes null."""
         content = _finite({"rows": self.rows, "training": self.training})
-        text = json.dumps(content, indent=2, allow_nan=False) + "\n"
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"cannot write {path}: {error.strerror}") from None
+        _write(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+    def write_timelines(self, path: Path) -> None:
+        """Write a page with the measured and the simulated timeline of each row, on one scale of seconds."""
+        _write(path, render_html(self.timelines, title="Measured and simulated steps"))
 
     def check(self) -> None:
         """Raise ExecutionError, naming the rows, where one is out of tolerance."""
@@ -42,6 +45,14 @@ class Results:
             raise ExecutionError(
                 "\n  ".join(["these rows do not agree with the unpipelined framework:", *wrong])
             )
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None
 
 
 def _fault(row: dict[str, Any]) -> str:
@@ -63,6 +74,11 @@ def run_jobs(jobs: Sequence[Job], display: Display, *, timeout: float) -> Result
         parts = _run(job, display, timeout)
         results.rows += [merge(list(ranks)) for ranks in zip(*parts["row"], strict=True)]
         results.training += parts["training"][0]
+        for row in parts["row"][0] if job.timeline else ():
+            title = f"{row['frontend']} on {job.name}, {row['schedule']}"
+            measured, simulated = decode(row["timeline"])
+            results.timelines.append((f"{title}: measured", measured))
+            results.timelines.append((f"{title}: simulated from measured task times", simulated))
     return results
 
 

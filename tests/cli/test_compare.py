@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ CONTRACT = {
     *("frontend", "backend", "engine", "schedule", "ranks", "microbatches", "dtype", "device"),
     *("versions", "loss", "reference_loss", "max_grad_error", "step_seconds"),
     *("tokens_per_second", "peak_memory_bytes", "bubble_rate", "compile_seconds"),
+    "simulated_step_seconds",
 }
 
 
@@ -67,6 +69,7 @@ def test_rows_have_the_fields_of_the_contract(compared: dict[str, Any]) -> None:
         assert row["step_seconds"]["median"] > 0
         assert row["peak_memory_bytes"] > 2**20
         assert 0 < row["bubble_rate"] < 1
+        assert 0 < row["simulated_step_seconds"] < 10 * row["step_seconds"]["median"]
         assert row["tokens_per_second"] == pytest.approx(8 / row["step_seconds"]["median"])
 
 
@@ -84,13 +87,18 @@ def test_ranks_in_processes_of_their_own_give_one_row_and_the_same_training(
 ) -> None:
     options = ("--frontend", "flax", "--engine", "distributed", "--codegen", "eager")
     sizes = ("--microbatches", "4", "--steps", "2", "--train", "3", "--json", "figures.json")
-    done = plait("compare", "mlp", *options, *sizes, folder=tmp_path)
+    page = ("--timeline", "out/steps.html")
+    done = plait("compare", "mlp", *options, *sizes, *page, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     content = json.loads((tmp_path / "figures.json").read_text())
     (row,), (training,) = content["rows"], content["training"]
     assert (row["ranks"], row["stages"], row["engine"]) == (2, 2, "distributed")
     assert row["within_tolerance"]
-    assert "checked" not in row
+    assert not {"checked", "timeline"} & set(row)
+    titles = ("measured", "simulated from measured task times")
+    assert re.findall(r"<h2>(.*?)</h2>", (tmp_path / "out/steps.html").read_text()) == [
+        f"flax on torch distributed, 1f1b: {title}" for title in titles
+    ]
     same = compared["training"][1]
     assert training["frontend"] == same["frontend"] == "flax"
     assert training["loss_before"] == pytest.approx(same["loss_before"], rel=1e-5)

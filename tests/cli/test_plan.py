@@ -88,6 +88,7 @@ def test_job_survives_its_way_to_a_worker() -> None:
         ({"config": "huge"}, "llama has no config 'huge'; there are: tiny, small, 7b"),
         ({"model": "gpt"}, "unknown model 'gpt'; there are: llama, mlp"),
         ({"batch_size": 12}, "12 rows cannot be cut into 8 equal microbatches"),
+        ({"engines": ("mpmd", "spmd"), "timeline": True}, "spmd runs a step as one program"),
         ({"num_ranks": 0}, "ranks must be at least 1, got 0"),
     ],
 )
