@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.core_ir.build import Builder
+from plait.core_ir.constants import load_constants, save_constants
 from plait.core_ir.errors import TextError
 from plait.core_ir.graph import Graph, Port, Source
 from plait.core_ir.op import Literal
@@ -87,6 +89,24 @@ def test_a_large_constant_stands_in_a_table_by_content() -> None:
     assert f"f32[100]:#{digest}" in print_graph(graph)
     with pytest.raises(TextError, match=f"constant #{digest} is not in the table"):
         parse_graph(print_graph(graph))
+
+
+@pytest.mark.parametrize("name", ["f32", "bf16", "f8e5m2", "bool", "c64", "i64"])
+def test_a_table_of_constants_goes_to_a_file_and_back(name: str, tmp_path: Path) -> None:
+    b = Builder("c")
+    b.output(b.literal(np.arange(20).reshape(4, 5).astype(DTYPES[name].numpy)))
+    graph = b.build()
+    file = tmp_path / "constants.safetensors"
+    save_constants(file, constants_of(graph))
+    again = parse_graph(print_graph(graph), load_constants(file))
+    assert again.eqns[0].attrs["value"] == graph.eqns[0].attrs["value"]
+
+
+def test_a_file_of_constants_with_other_content_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "constants.safetensors"
+    save_constants(file, {"0" * 32: np.arange(20)})
+    with pytest.raises(TextError, match="other content than its hash says"):
+        load_constants(file)
 
 
 @pytest.mark.parametrize("name", sorted(DTYPES))
