@@ -41,6 +41,8 @@ def capture(
         -> (loss, new_state)`; with `has_aux`, `(loss, aux)`; with both, `(loss, new_state, aux)`.
     model: a pytree of JAX or NumPy arrays (or of ShapeDtypeStructs), an nnx state, linen variables, an equinox module;
         or an nnx module: its Params are the parameters, its other variables buffers. Inexact leaves are differentiated.
+    batch: 64-bit arrays of NumPy or torch are read as 32-bit ones, as JAX reads them by default; with its 64-bit types
+        on, or a 64-bit leaf among the model's, they stay.
     split: None (cuts where the loss calls `stage_boundary`) or paths of linen modules (a cut before each; the
         loss's own `stage_boundary` calls do not cut then).
     trainable: `trainable(name, leaf)` is False for parameters to freeze.

@@ -28,6 +28,7 @@ def _traced(function: Callable[..., Any], *names: str) -> Rule:
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
         "bessel_i0e": _traced(special.bessel_i0e),
+        "bessel_i1e": _traced(special.in_one_precision(special.bessel_i1e)),
         "igamma": _traced(special.igamma),
         "igammac": _traced(special.igammac),
         "igamma_grad_a": _traced(special.igamma_grad_a),

@@ -12,7 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax._src.lax import special
 from jax._src.random import core as random
-from scipy.special import bernoulli
+from numpy.polynomial.chebyshev import chebinterpolate
+from numpy.typing import NDArray
+from scipy.special import bernoulli, i1e
 
 from plait.frontends.jax.jaxpr import Jaxpr, as_function, closed
 
@@ -48,6 +50,27 @@ def polygamma(n: Any, x: Any) -> Any:
     derivative = sign * jnp.exp(jax.lax.lgamma(n + 1)) * zeta(n + 1, x)
     result = jnp.where(n == 0, jax.lax.digamma(x), derivative)
     return jnp.where((n < 0) | (n != jnp.floor(n)), jnp.nan, result)
+
+
+def bessel_i1e(x: Any) -> Any:
+    """exp(-|x|) times the modified Bessel function of order 1, by a polynomial up to 8 and one of 1/x beyond."""
+    size = jnp.abs(x)
+    near, far = jnp.minimum(size, 8), jnp.maximum(size, 8)
+    small = near * _chebyshev(_I1E_NEAR, near / 4 - 1)
+    large = _chebyshev(_I1E_FAR, 16 / far - 1) / jnp.sqrt(far)
+    return jnp.sign(x) * jnp.where(size <= 8, small, large)
+
+
+_I1E_NEAR = chebinterpolate(lambda t: i1e(4 * (t + 1)) / (4 * (t + 1)), 29)
+_I1E_FAR = chebinterpolate(lambda t: i1e(16 / (t + 1)) * np.sqrt(16 / (t + 1)), 24)
+
+
+def _chebyshev(coefficients: NDArray[np.float64], t: Any) -> Any:
+    """The sum of Chebyshev polynomials by Clenshaw's recurrence."""
+    first, second = jnp.zeros_like(t), jnp.zeros_like(t)
+    for c in map(float, coefficients[:0:-1]):
+        first, second = 2 * t * first - second + c, first
+    return t * first - second + float(coefficients[0])
 
 
 def in_one_precision(function: Callable[..., Any]) -> Callable[..., Any]:

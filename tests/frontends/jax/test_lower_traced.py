@@ -24,11 +24,17 @@ def shares(dtype: Any = "f4") -> tuple[Any, Any, Any]:
     return positive(7, dtype=dtype), positive(7, dtype=dtype), random((7,), dtype, 0.05, 0.95)
 
 
+BESSEL = np.array([0, -0.0, 1e-30, -1e-3, 0.5, -7.9, 8, 8.1, 50, -1e6, np.inf, np.nan], "f8")
 SPECIAL = np.array([1, 1, 0.5, 2, 2, 2.5, 3, 3, np.nan, 2], "f8")
 PLACES = np.array([2, -1, 1, 0, -0.5, -0.5, -2, 1e8, 1, np.nan], "f8")
 
 CASES = [
     Case("bessel_i0e", "f4", lax.bessel_i0e, (random((9,), "f4", -20, 20),)),
+    *(
+        Case("bessel_i1e", np.dtype(d).name, lax.bessel_i1e, (BESSEL.astype(d),))
+        for d in ("f4", "f8", BF16)
+    ),
+    Case("bessel_i1e", "gradient", with_gradients(lax.bessel_i1e), (random((9,)), random((9,)))),
     Case("bessel_i0e", "f8", lax.bessel_i0e, (random((9,), "f8", -20, 20),)),
     *(
         Case(
