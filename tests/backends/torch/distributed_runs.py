@@ -172,7 +172,7 @@ def clocks() -> None:
     if RANK == 1:
         own = time.perf_counter
         time.perf_counter = lambda: own() + 100
-    assert abs(clock_offset(group(), device) + 100 * (RANK == 1)) < 0.05
+    assert abs(clock_offset(group(), device) + 100 * (RANK == 1)) < 1
 
 
 def aux() -> None:
