@@ -30,7 +30,8 @@ demo: $(STAMP)
 	    --train 100 --json out/demo.json
 
 bench: $(STAMP)
-	for script in $(filter-out benchmarks/gpu_check.py,$(wildcard benchmarks/*.py)); do $(BIN)/python $$script || exit 1; done
+	status=0; for script in $(filter-out benchmarks/gpu_check.py,$(sort $(wildcard benchmarks/*.py))); do \
+	    $(BIN)/python $$script || status=1; done; exit $$status
 
 gpu-check: $(STAMP)
 	$(BIN)/python benchmarks/gpu_check.py

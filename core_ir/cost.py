@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from plait.core_ir.graph import Eqn, Graph
-from plait.core_ir.op import GraphLike
 
 
 def eqn_flops(eqn: Eqn) -> int:
@@ -19,11 +18,6 @@ def eqn_bytes(eqn: Eqn) -> int:
 def flops(graph: Graph) -> int:
     """Floating-point operations of a graph; graphs in attributes count as their ops say."""
     return sum(map(eqn_flops, graph.eqns))
-
-
-def port_bytes(graph: GraphLike) -> int:
-    """Bytes of a graph's inputs and outputs."""
-    return sum(t.num_bytes for t in (*graph.input_types, *graph.output_types))
 
 
 @dataclass(frozen=True)
