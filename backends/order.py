@@ -29,7 +29,7 @@ def awaited(action: Action, program: Program) -> set[TaskOf]:
     """The tasks that must have run before a compute action."""
     needs, done = set[TaskOf](), set[TaskOf]()
     for task in tasks_of(action):
-        needs.update(needed for needed in _reads(task, program) if needed not in done)
+        needs.update(needed for needed in reads(task, program) if needed not in done)
         done.add(task)
     return needs
 
@@ -60,7 +60,8 @@ def linear_order(schedule: ActionTable, program: Program) -> list[Action]:
     return order
 
 
-def _reads(task: TaskOf, program: Program) -> Iterator[TaskOf]:
+def reads(task: TaskOf, program: Program) -> Iterator[TaskOf]:
+    """The tasks whose results a task reads."""
     kind, stage, microbatch = task
     if kind == "W":
         yield "I", stage, microbatch

@@ -2,71 +2,100 @@
 
 import statistics
 import time
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
+from plait.backends.order import TaskOf, reads
 from plait.backends.runtime import Plan, Step, StepInputs
-from plait.core_ir.program import TaskKind
+from plait.core_ir.program import Program, TaskKind
 from plait.core_ir.schedule.times import PerEdge, Times
 
-PROFILE_ROUNDS = 3
+PROFILE_ROUNDS = 5
 TRANSFER_ROUNDS = 10
+
+_Key = TypeVar("_Key")
 
 Wait: TypeAlias = Callable[[Any], object]
 """Returns once the arrays it is given are there."""
 
 
-class TaskTimer:
-    """Makes steps that time their tasks, with all that the runtime does for each."""
+class TaskRun(NamedTuple):
+    """When one task ran, in seconds by a clock that all runs of a round share."""
 
-    def __init__(self, num_stages: int, wait: Wait) -> None:
-        self._num_stages = num_stages
+    task: TaskOf
+    start: float
+    end: float
+
+
+class TaskTimer:
+    """Makes steps that time their tasks, with all that the runtime does for each. Every step is a round."""
+
+    def __init__(self, wait: Wait) -> None:
         self._wait = wait
-        self._samples: dict[tuple[int, TaskKind], list[float]] = {}
+        self.rounds: list[list[TaskRun]] = []
 
     def step(self, plan: Plan, inputs: StepInputs) -> Step:
         """A step whose tasks are timed."""
-        return _TimedStep(plan, inputs, self._wait, self._samples)
+        self.rounds.append([])
+        return _TimedStep(plan, inputs, self._wait, self.rounds[-1])
 
-    def medians(self) -> dict[tuple[int, TaskKind], float]:
-        """The median seconds of each task that ran."""
-        return {key: statistics.median(samples) for key, samples in self._samples.items()}
-
-    def include(self, medians: dict[tuple[int, TaskKind], float]) -> None:
-        """Take in what another process measured."""
-        for key, sample in medians.items():
-            self._samples.setdefault(key, [sample])
-
-    def times(self, comm: float = 0.0, transfer: PerEdge = 0.0) -> Times:
-        """Times by stage."""
-        medians = self.medians()
-        f, i, w = (
-            [medians.get((stage, kind), 0.0) for stage in range(self._num_stages)]
-            for kind in ("F", "I", "W")
-        )
-        return Times(f=f, i=i, w=w, comm=comm, transfer=transfer)
+    def shifted(self, seconds: float) -> list[list[TaskRun]]:
+        """The rounds by a clock that is so much ahead."""
+        return [
+            [TaskRun(task, start + seconds, end + seconds) for task, start, end in runs]
+            for runs in self.rounds
+        ]
 
 
 class _TimedStep(Step):
     """Waits for what a task reads, then notes how long it takes until all it makes and adds to is there."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        inputs: StepInputs,
-        wait: Wait,
-        samples: dict[tuple[int, TaskKind], list[float]],
-    ) -> None:
+    def __init__(self, plan: Plan, inputs: StepInputs, wait: Wait, runs: list[TaskRun]) -> None:
         super().__init__(plan, inputs)
-        self._wait, self._samples = wait, samples
+        self._wait, self._runs = wait, runs
 
     def run_task(self, stage: int, kind: TaskKind, microbatch: int) -> Any:
         self._wait(list(self._envs.get((stage, microbatch), {}).values()))
         started = time.perf_counter()
         made = super().run_task(stage, kind, microbatch)
         self._wait([*made, *self.gradients().values()])
-        self._samples.setdefault((stage, kind), []).append(time.perf_counter() - started)
+        self._runs.append(TaskRun((kind, stage, microbatch), started, time.perf_counter()))
         return made
+
+
+def task_times(
+    rounds: Iterable[Iterable[TaskRun]],
+    num_stages: int,
+    *,
+    comm: float = 0.0,
+    transfer: PerEdge = 0.0,
+) -> Times:
+    """Times by stage: of each task the mean over the microbatches of a round, and the median of that over rounds.
+
+    The mean, because a step is as long as the sum of its tasks, slow ones too.
+    """
+    means = _over_rounds(
+        [((run.task[1], run.task[0]), run.end - run.start) for run in runs] for runs in rounds
+    )
+    f, i, w = (
+        [means.get((stage, kind), 0.0) for stage in range(num_stages)] for kind in ("F", "I", "W")
+    )
+    return Times(f=f, i=i, w=w, comm=comm, transfer=transfer)
+
+
+def transfer_times(
+    rounds: Iterable[Iterable[TaskRun]],
+    program: Program,
+    placement: Sequence[int],
+    alone: Mapping[tuple[int, int], float],
+) -> dict[tuple[int, int], float]:
+    """How long messages take while the ranks compute, by (source stage, target stage): summed up as `task_times`.
+
+    Told by the tasks that their rank had to wait for: those it was free for before the last message it read could be
+    there. `alone` is what a message takes when nothing else runs, and the answer where no task had to wait.
+    """
+    waited = _over_rounds(_waited_for(runs, program, placement, alone) for runs in rounds)
+    return {pair: max(seconds, waited.get(pair, 0.0)) for pair, seconds in alone.items()}
 
 
 def median_seconds(run: Callable[[], object], num_rounds: int = TRANSFER_ROUNDS) -> float:
@@ -77,3 +106,39 @@ def median_seconds(run: Callable[[], object], num_rounds: int = TRANSFER_ROUNDS)
         run()
         samples.append(time.perf_counter() - started)
     return statistics.median(samples)
+
+
+def _waited_for(
+    runs: Iterable[TaskRun],
+    program: Program,
+    placement: Sequence[int],
+    alone: Mapping[tuple[int, int], float],
+) -> list[tuple[tuple[int, int], float]]:
+    """(pair of stages, seconds) of the messages of one round that a rank waited for."""
+    found = []
+    in_time = sorted(runs, key=lambda run: run.start)
+    ends = {run.task: run.end for run in in_time}
+    free: dict[int, float] = {}
+    for run in in_time:
+        stage = run.task[1]
+        rank = placement[stage]
+        sent = [task for task in reads(run.task, program) if placement[task[1]] != rank]
+        if sent and rank in free:
+            last = max(sent, key=ends.__getitem__)
+            pair = last[1], stage
+            if free[rank] < ends[last] + alone[pair]:
+                found.append((pair, run.start - ends[last]))
+        free[rank] = run.end
+    return found
+
+
+def _over_rounds(rounds: Iterable[Iterable[tuple[_Key, float]]]) -> dict[_Key, float]:
+    """Of each key the mean within a round, then the median of the rounds that have it."""
+    means: dict[_Key, list[float]] = {}
+    for samples in rounds:
+        by_key: dict[_Key, list[float]] = {}
+        for key, seconds in samples:
+            by_key.setdefault(key, []).append(seconds)
+        for key, seconds_of in by_key.items():
+            means.setdefault(key, []).append(statistics.fmean(seconds_of))
+    return {key: statistics.median(found) for key, found in means.items()}

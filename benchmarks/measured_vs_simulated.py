@@ -25,7 +25,7 @@ from plait.models.llama.config import CONFIGS, batches
 from plait.models.llama.torch import build, loss_fn
 
 NUM_RANKS, NUM_MICROBATCHES = 2, 8
-CONFIG = dataclasses.replace(CONFIGS["tiny"], dim=128, hidden_dim=344, seq_len=128)
+CONFIG = dataclasses.replace(CONFIGS["tiny"], dim=256, hidden_dim=688, seq_len=256)
 SLEEP_SECONDS = {"F": 0.04, "I": 0.044, "W": 0.036}
 MOST_OFF = 0.15
 

@@ -83,7 +83,9 @@ def compare(
     engine: Engine = "",
     schedule: Annotated[str, typer.Option(help="Names or CSV files.")] = "1f1b",
     ranks: Ranks = 2,
-    microbatches: Microbatches = 8,
+    microbatches: Annotated[
+        str, typer.Option(help="Microbatches of a batch; several to sweep over their size.")
+    ] = "8",
     split: Split = "",
     dtype: Dtype = "f32",
     steps: Annotated[int, typer.Option(min=1, help="Timed steps of a row.")] = 10,
@@ -117,7 +119,7 @@ def compare(
         engines=_names(engine),
         schedules=_names(schedule),
         num_ranks=ranks,
-        num_microbatches=microbatches,
+        microbatches=_counts(microbatches),
         split=_names(split),
         dtype=dtype,
         batch_size=batch_size,
@@ -161,7 +163,7 @@ def train(
         engines=_names(engine),
         schedules=_names(schedule),
         num_ranks=ranks,
-        num_microbatches=microbatches,
+        microbatches=(microbatches,),
         split=_names(split),
         dtype=dtype,
         batch_size=batch_size,
@@ -197,7 +199,7 @@ def program(
     """Print the IR of a model's pipeline, or of some of its tasks. Nothing is compiled."""
     if task is not None and task not in TASK_KINDS:
         raise UsageError(f"unknown task {task!r}; there are: {', '.join(TASK_KINDS)}")
-    request = Request(model, config, _names(frontend), (), (), ("1f1b",), ranks, microbatches)
+    request = Request(model, config, _names(frontend), (), (), ("1f1b",), ranks, (microbatches,))
     request = replace(request, dtype=dtype, batch_size=batch_size, split=_names(split))
     job = plan_jobs(request)[0]
     sizes = Sizes(config, dtype, job.batch_size, ranks)
@@ -276,6 +278,14 @@ def _show(results: Results) -> None:
 def _names(text: str) -> tuple[str, ...]:
     """The names in a list by comma, each once."""
     return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    """The whole numbers in a list by comma, each once."""
+    try:
+        return tuple(dict.fromkeys(int(number) for number in _names(text)))
+    except ValueError:
+        raise UsageError(f"--microbatches takes whole numbers by comma, got {text!r}") from None
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from plait.backends.runtime import (
     task_graphs,
 )
 from plait.backends.spans import by_rank, dispatch
-from plait.backends.timing import PROFILE_ROUNDS, TaskTimer, median_seconds
+from plait.backends.timing import PROFILE_ROUNDS, TaskTimer, median_seconds, task_times
 from plait.core_ir.arrays import is_torch, to_numpy
 from plait.core_ir.program import Program
 from plait.core_ir.schedule.ir import ActionTable
@@ -112,8 +112,8 @@ class MpmdEngine:
             )
 
     def profile(self, inputs: StepInputs) -> Times:
-        """Medians of some steps run task by task, each waited for, and of moves between devices."""
-        timer = TaskTimer(len(self.stages), jax.block_until_ready)
+        """Times of some steps run task by task, each waited for, and of moves between devices."""
+        timer = TaskTimer(jax.block_until_ready)
         with jax.enable_x64(True):
             for _ in range(PROFILE_ROUNDS):
                 step = timer.step(self._plan, inputs)
@@ -123,7 +123,7 @@ class MpmdEngine:
                 (source, target): self._move_seconds(types, source, target)
                 for (source, target), types in largest_messages(self._plan.program).items()
             }
-        return timer.times(transfer=transfer)
+        return task_times(timer.rounds, len(self.stages), transfer=transfer)
 
     def measure(self, inputs: StepInputs) -> Spans:
         """As the actions were dispatched and their results came to be: see `timing.dispatch`."""

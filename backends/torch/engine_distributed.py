@@ -5,6 +5,7 @@ Every rank compiles the tasks of its own stages and runs its row of the lowered 
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -12,7 +13,13 @@ import torch
 from plait.backends.messages import largest_messages, num_bytes, stage_elsewhere
 from plait.backends.runtime import Spans, Step, StepInputs, StepOutputs
 from plait.backends.spans import Recorder, by_rank
-from plait.backends.timing import PROFILE_ROUNDS, TaskTimer, median_seconds
+from plait.backends.timing import (
+    PROFILE_ROUNDS,
+    TaskTimer,
+    median_seconds,
+    task_times,
+    transfer_times,
+)
 from plait.backends.torch.clock import clock_offset
 from plait.backends.torch.engine_local import TorchArrays, compile_plan, sum_losses
 from plait.backends.torch.mail import Mail
@@ -65,13 +72,22 @@ class DistributedEngine:
 
     @torch.no_grad()
     def profile(self, inputs: StepInputs) -> Times:
-        """Medians of the tasks of all ranks over some steps, and of a message of every pair of stages."""
-        timer = TaskTimer(self._program.num_stages, self.arrays.wait)
+        """Tasks and messages of some steps, as all ranks ran them at once."""
+        latency, alone = self._transfers()
+        timer = TaskTimer(self.arrays.wait)
+        offset = clock_offset(self.group, self.arrays.device)
         for _ in range(PROFILE_ROUNDS):
+            self.agree(None)  # all begin together
             self._execute(timer.step(self._plan, inputs), self._actions)
-        for medians in self.group.gather(timer.medians()):
-            timer.include(medians)
-        return timer.times(*self._transfers())
+        everywhere = self.group.gather(timer.shifted(offset))
+        rounds = [list(chain.from_iterable(of_ranks)) for of_ranks in zip(*everywhere, strict=True)]
+        transfer = transfer_times(rounds, self._program, self._placement, alone)
+        return task_times(
+            rounds,
+            self._program.num_stages,
+            comm=latency,
+            transfer={pair: max(0.0, seconds - latency) for pair, seconds in transfer.items()},
+        )
 
     @torch.no_grad()
     def measure(self, inputs: StepInputs) -> Spans:
@@ -175,7 +191,7 @@ class DistributedEngine:
         return partial
 
     def _transfers(self) -> tuple[float, dict[tuple[int, int], float]]:
-        """Seconds that the shortest message takes, and by (source stage, target stage) what a message takes beyond."""
+        """Seconds that the shortest message takes, and the longest by (source stage, target stage), when nothing else runs."""
         pairs = {
             pair: (
                 self._placement[pair[0]],
@@ -187,11 +203,10 @@ class DistributedEngine:
         if self.group.size == 1 or not pairs:
             return 0.0, dict.fromkeys(pairs, 0.0)
         latency = self._message_seconds(0, 1, 1)
-        seconds = {
+        return latency, {
             pair: self._message_seconds(sender, receiver, num_bytes(types))
             for pair, (sender, receiver, types) in pairs.items()
         }
-        return latency, {pair: max(0.0, found - latency) for pair, found in seconds.items()}
 
     def _message_seconds(self, sender: int, receiver: int, size: int) -> float:
         """How long a message between two ranks takes; known to all."""

@@ -22,7 +22,7 @@ from plait.backends.runtime import (
     task_graphs,
 )
 from plait.backends.spans import Recorder, by_rank
-from plait.backends.timing import PROFILE_ROUNDS, TaskTimer
+from plait.backends.timing import PROFILE_ROUNDS, TaskTimer, task_times
 from plait.backends.torch.arrays import to_torch, torch_dtype
 from plait.backends.torch.compile import compile_task
 from plait.core_ir.program import Program
@@ -107,13 +107,13 @@ class LocalEngine:
 
     @torch.no_grad()
     def profile(self, inputs: StepInputs) -> Times:
-        """Medians of some steps run task by task; on one device a transfer costs nothing."""
-        timer = TaskTimer(len(self.stages), self.arrays.wait)
+        """Times of some steps run task by task; on one device a transfer costs nothing."""
+        timer = TaskTimer(self.arrays.wait)
         for _ in range(PROFILE_ROUNDS):
             step = timer.step(self._plan, inputs)
             for action in self._order:
                 step.compute(action)
-        return timer.times()
+        return task_times(timer.rounds, len(self.stages))
 
     @torch.no_grad()
     def measure(self, inputs: StepInputs) -> Spans:

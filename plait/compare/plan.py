@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from plait.compare.job import Job, stages_of
 from plait.core_ir.errors import UsageError
@@ -14,7 +15,10 @@ from plait.workloads.workload import DTYPES, FRONTENDS, is_named
 
 @dataclass(frozen=True)
 class Request:
-    """The options of `compare` and `train`. An empty list: what is installed, or the default."""
+    """The options of `compare` and `train`. An empty list: what is installed, or the default.
+
+    Several numbers of microbatches cut one batch in so many ways: a sweep over the microbatch size.
+    """
 
     model: str
     config: str = "tiny"
@@ -23,7 +27,7 @@ class Request:
     engines: Sequence[str] = ()
     schedules: Sequence[str] = ("1f1b",)
     num_ranks: int = 2
-    num_microbatches: int = 8
+    microbatches: Sequence[int] = (8,)
     split: Sequence[str] = ()
     dtype: str = "f32"
     batch_size: int | None = None
@@ -35,7 +39,7 @@ class Request:
 
 
 def plan_jobs(request: Request) -> list[Job]:
-    """A job for each engine, in the order of backends; UsageError or ScheduleError for what does not fit.
+    """A job for each engine and number of microbatches, in the order of backends; UsageError or ScheduleError for what does not fit.
 
     An engine goes with its own backend. A backend of which no engine is named runs its default: torch `distributed` on
     two ranks or more, else `local`; jax `mpmd`. The first engine of each backend does the training, with the frontend
@@ -46,20 +50,21 @@ def plan_jobs(request: Request) -> list[Job]:
     jobs = []
     for backend in _backends(request):
         own = [name for name in frontends if name is not None and FRONTENDS[name] == backend]
-        for position, engine in enumerate(_engines(request, backend)):
+        engines = _engines(request, backend)
+        for position, (engine, count) in enumerate(product(engines, request.microbatches)):
             jobs.append(
                 Job(
                     model=request.model,
                     config=request.config,
                     dtype=request.dtype,
-                    batch_size=request.batch_size or 2 * request.num_microbatches,
+                    batch_size=request.batch_size or 2 * max(request.microbatches),
                     split=tuple(request.split) or None,
                     backend=backend,
                     engine=engine,
                     codegen=request.codegen if CODEGENS[backend] else None,
                     device=request.device,
                     num_ranks=request.num_ranks,
-                    num_microbatches=request.num_microbatches,
+                    num_microbatches=count,
                     frontends=tuple(frontends),
                     schedules=tuple(request.schedules),
                     steps=request.steps,
@@ -85,19 +90,22 @@ def _check(request: Request) -> None:
         for name in names:
             if name not in there_are:
                 raise UsageError(f"unknown {option} {name!r}; there are: {', '.join(there_are)}")
-    numbers = {
-        "ranks": request.num_ranks,
-        "microbatches": request.num_microbatches,
-        "batch-size": request.batch_size or request.num_microbatches,
-    }
-    for option, number in numbers.items():
+    if not request.microbatches:
+        raise UsageError("name at least one number of microbatches")
+    rows = request.batch_size or 2 * max(request.microbatches)
+    numbers = [
+        ("ranks", request.num_ranks),
+        *(("microbatches", count) for count in request.microbatches),
+        ("batch-size", rows),
+    ]
+    for option, number in numbers:
         if number < 1:
             raise UsageError(f"{option} must be at least 1, got {number}")
-    rows = request.batch_size or request.num_microbatches
-    if rows % request.num_microbatches:
-        raise UsageError(
-            f"a batch of {rows} rows cannot be cut into {request.num_microbatches} equal microbatches"
-        )
+    for count in request.microbatches:
+        if rows % count:
+            raise UsageError(
+                f"a batch of {rows} rows cannot be cut into {count} equal microbatches; --batch-size sets its rows"
+            )
     backends = _backends(request)
     for engine in request.engines:
         if not any(engine in ENGINES[backend] for backend in backends):
@@ -113,7 +121,8 @@ def _check(request: Request) -> None:
         raise UsageError("name at least one schedule")
     for schedule in request.schedules:
         if not schedule.endswith(".csv"):
-            registry.build(schedule, request.num_ranks, request.num_microbatches)
+            for count in request.microbatches:
+                registry.build(schedule, request.num_ranks, count)
         stages_of(schedule, request.num_ranks)
 
 

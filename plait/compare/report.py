@@ -11,7 +11,7 @@ from rich.progress import TimeElapsedColumn as Elapsed
 from rich.table import Table
 
 MEBIBYTE = 2**20
-WIDTH = 140
+WIDTH = 148
 """Columns that the tables need."""
 
 
@@ -56,14 +56,21 @@ class Display:
 def rows_table(rows: Sequence[dict[str, Any]]) -> Table:
     """Loss, largest gradient difference, times measured and simulated, and memory; red where out of tolerance."""
     first = rows[0]
-    title = (
-        f"{first['model']}: {first['ranks']} ranks, {first['stages']} stages, {first['microbatches']} microbatches, "
-        f"{first['dtype']}, {first['device']}"
+    is_sweep = len({row["microbatches"] for row in rows}) > 1
+    title = ", ".join(
+        [
+            f"{first['model']}: {first['ranks']} ranks",
+            f"{first['stages']} stages",
+            *([] if is_sweep else [f"{first['microbatches']} microbatches"]),
+            first["dtype"],
+            first["device"],
+        ]
     )
-    table = _table(title, _NUMBERS)
+    table = _table(title, (*(["microbatches"] if is_sweep else []), *_NUMBERS))
     table.caption, table.caption_justify = _CAPTION, "left"
     for row in rows:
         cells = [row[name] for name in _NAMES]
+        cells += [str(row["microbatches"])] if is_sweep else []
         cells += [
             f"{row['loss']:.6f}",
             f"{row['max_grad_error']:.1e}",

@@ -11,7 +11,7 @@ from stage_programs import inputs_for, layers, meaning
 from plait.backends import timing
 from plait.backends.order import linear_order
 from plait.backends.runtime import add_shared
-from plait.backends.timing import TaskTimer, median_seconds
+from plait.backends.timing import TaskRun, TaskTimer, median_seconds, task_times, transfer_times
 from plait.core_ir.program import TaskKind
 from plait.core_ir.schedule import build
 
@@ -43,11 +43,11 @@ def test_tasks_are_timed_and_give_what_they_give(clock: Clock) -> None:
     tasks = dict(plan.tasks)
     for key, seconds in slow.items():
         plan.tasks[key] = _slowed(tasks[key], lambda s=seconds: clock.sleep(s))  # type: ignore[index]
-    timer = TaskTimer(2, lambda arrays: None)
+    timer = TaskTimer(lambda arrays: None)
     step = timer.step(plan, inputs)
     for action in linear_order(build("1f1b", 2, 4), program):
         step.compute(action)
-    times = timer.times(comm=0.5, transfer={(0, 1): 0.25})
+    times = task_times(timer.rounds, 2, comm=0.5, transfer={(0, 1): 0.25})
     found = {"F": times.f, "I": times.i, "W": times.w}
     for kind, by_stage in found.items():
         for stage, seconds in enumerate(by_stage):  # type: ignore[arg-type]
@@ -69,22 +69,48 @@ def _slowed(task: Any, sleep: Callable[[], None]) -> Any:
 
 def test_a_wait_belongs_to_the_task_whose_results_it_waits_for(clock: Clock) -> None:
     program = layers([3, 3, 3])
-    timer = TaskTimer(2, lambda arrays: clock.sleep(4.0) if arrays else None)
+    timer = TaskTimer(lambda arrays: clock.sleep(4.0) if arrays else None)
     step = timer.step(numpy_plan(program), inputs_for(program, 1))
     for action in linear_order(build("zb-h1", 2, 1), program):
         step.compute(action)
-    medians = timer.medians()
-    assert sorted(medians) == [(stage, kind) for stage in (0, 1) for kind in "FIW"]
+    [runs] = timer.rounds
+    seconds = {(run.task[1], run.task[0]): run.end - run.start for run in runs}
+    assert sorted(seconds) == [(stage, kind) for stage in (0, 1) for kind in "FIW"]
     # stage 0 has no input gradient: its I makes nothing, and nothing has been added to yet
-    assert all(seconds == 4.0 for key, seconds in medians.items() if key != (0, "I"))
+    assert all(found == 4.0 for key, found in seconds.items() if key != (0, "I"))
 
 
-def test_times_of_other_processes_are_taken_in() -> None:
-    timer = TaskTimer(2, lambda arrays: None)
-    timer.include({(0, "F"): 1.0, (0, "I"): 2.0})
-    timer.include({(0, "F"): 9.0, (1, "W"): 3.0})
-    times = timer.times()
-    assert (times.f, times.i, times.w) == ((1.0, 0.0), (2.0, 0.0), (0.0, 3.0))
+def test_a_task_takes_the_mean_of_a_round_and_the_median_of_rounds() -> None:
+    rounds = [
+        [TaskRun(("F", 0, 0), 0.0, 1.0), TaskRun(("F", 0, 1), 1.0, 6.0)],  # mean 3
+        [TaskRun(("F", 0, 0), 0.0, 2.0), TaskRun(("W", 1, 0), 5.0, 9.0)],  # 2, and the only W
+        [TaskRun(("F", 0, 0), 0.0, 90.0), TaskRun(("F", 0, 1), 90.0, 100.0)],  # 50: an outlier
+    ]
+    times = task_times(rounds, 2)
+    assert (times.f, times.i, times.w) == ((3.0, 0.0), (0.0, 0.0), (0.0, 4.0))
+
+
+def test_a_message_takes_as_long_as_its_rank_waited_for_it() -> None:
+    program = layers([3, 3, 3])
+    runs = [
+        TaskRun(("F", 0, 0), 0.0, 2.0),
+        TaskRun(("F", 0, 1), 2.0, 4.0),
+        TaskRun(("F", 1, 0), 2.5, 4.1),  # the first task of its rank: when it was free is not known
+        TaskRun(("F", 1, 1), 4.6, 6.0),  # free at 4.1, sent at 4.0, takes 0.2 at least: 0.6
+        TaskRun(("I", 1, 0), 6.0, 7.0),
+        TaskRun(("W", 1, 0), 7.0, 7.5),
+        TaskRun(("I", 0, 0), 7.75, 8.5),  # waits since 4.0 for what was sent at 7.0: 0.75
+        TaskRun(("I", 1, 1), 7.5, 8.0),
+        TaskRun(("W", 0, 0), 8.5, 9.0),
+        TaskRun(("I", 0, 1), 9.0, 9.5),  # sent at 8.0, there before its rank was free: nothing told
+    ]
+    alone = {(0, 1): 0.2, (1, 0): 0.2}
+    assert transfer_times([runs], program, (0, 1), alone) == {
+        (0, 1): pytest.approx(0.6),
+        (1, 0): pytest.approx(0.75),
+    }
+    assert transfer_times([runs[:3]], program, (0, 1), alone) == alone
+    assert transfer_times([runs], program, (0, 0), alone) == alone
 
 
 def test_median_seconds(clock: Clock) -> None:

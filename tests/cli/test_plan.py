@@ -59,6 +59,12 @@ def test_engines_alone_say_which_backends() -> None:
     assert [(job.backend, job.engine) for job in jobs] == [("jax", "spmd"), ("jax", "mpmd")]
 
 
+def test_several_numbers_of_microbatches_cut_one_batch() -> None:
+    jobs = plan_jobs(Request("mlp", backends=("torch",), microbatches=(2, 8), train_steps=5))
+    assert [(job.num_microbatches, job.batch_size) for job in jobs] == [(2, 16), (8, 16)]
+    assert [job.train_steps for job in jobs] == [5, 0]
+
+
 def test_codegen_is_for_the_torch_backend() -> None:
     assert [job.codegen for job in plan_jobs(Request("mlp", codegen="eager"))] == ["eager", None]
 
@@ -89,6 +95,9 @@ def test_job_survives_its_way_to_a_worker() -> None:
         ({"model": "gpt"}, "unknown model 'gpt'; there are: llama, mlp"),
         ({"batch_size": 12}, "12 rows cannot be cut into 8 equal microbatches"),
         ({"engines": ("mpmd", "spmd"), "timeline": True}, "spmd runs a step as one program"),
+        ({"microbatches": (4, 3)}, "8 rows cannot be cut into 3 equal microbatches; --batch-size"),
+        ({"microbatches": (4, 0)}, "microbatches must be at least 1, got 0"),
+        ({"microbatches": ()}, "at least one number of microbatches"),
         ({"num_ranks": 0}, "ranks must be at least 1, got 0"),
     ],
 )

@@ -18,6 +18,7 @@ from plait.backends.order import awaited, tasks_of
 from plait.backends.torch.clock import clock_offset
 from plait.backends.torch.process_group import group
 from plait.core_ir.program import TaskKind
+from plait.core_ir.schedule import recipes
 from plait.models.llama import torch as llama
 from plait.models.llama.config import CONFIGS, batches
 
@@ -85,6 +86,65 @@ def steps() -> None:
             dist.get_world_size() - 1,
         ]  # tied: the embedding's and the head's rank
         assert torch.equal(everywhere[0][1], everywhere[-1][1])
+
+
+def schedules(codegen: str, num_microbatches: str) -> None:
+    """Every schedule gives the bits of the microbatches run one after the other, with skips and a shared parameter."""
+    num_ranks, count = dist.get_world_size(), int(num_microbatches)
+    data = {"x": torch.randn(2 * count, 4, generator=torch.Generator().manual_seed(1))}
+
+    def compiled(num_stages: int, **options: Any) -> tuple[torch.Tensor, dict[str, Any]]:
+        pipeline = plait.compile(
+            tanh_loss(num_stages),
+            tanh_layers(num_stages),
+            data,
+            num_microbatches=count,
+            codegen=codegen,
+            **options,
+        )
+        loss, grads = pipeline.loss_and_grads(data)
+        own = {s for s, rank in enumerate(pipeline.schedule.placement) if rank == RANK}
+        own |= {0} if num_stages - 1 in own else set()
+        if options.get("engine") != "local":
+            assert {n for n, g in grads.items() if g is not None} == {f"w{s}" for s in own}
+        return loss, {name: grad for name, grad in grads.items() if grad is not None}
+
+    plain = {
+        num_stages: compiled(num_stages, schedule="gpipe", engine="local")
+        for num_stages in (num_ranks, 2 * num_ranks)
+    }
+    for recipe in recipes():
+        num_stages = num_ranks * recipe.stages_per_rank
+        loss, grads = compiled(num_stages, schedule=recipe.name, num_ranks=num_ranks)
+        plain_loss, plain_grads = plain[num_stages]
+        assert torch.equal(loss, plain_loss), recipe.name
+        for name, grad in grads.items():
+            assert torch.equal(grad, plain_grads[name]), (recipe.name, name)
+    model = tanh_layers(num_ranks)
+    loss = tanh_loss(num_ranks)(model, data)
+    loss.backward()
+    torch.testing.assert_close(plain[num_ranks][0], loss.detach(), rtol=1e-6, atol=0)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(plain[num_ranks][1][name], parameter.grad, rtol=1e-5, atol=1e-6)
+
+
+def tanh_layers(num_stages: int) -> nn.ParameterDict:
+    generator = torch.Generator().manual_seed(0)
+    weights = {f"w{s}": torch.randn(4, 4, generator=generator) for s in range(num_stages)}
+    return nn.ParameterDict({name: nn.Parameter(weight) for name, weight in weights.items()})
+
+
+def tanh_loss(num_stages: int) -> Any:
+    """Of stages h -> tanh(h @ w); the last also reads what the first made, and the first's parameter."""
+
+    def loss_fn(p: Any, batch: Any) -> torch.Tensor:
+        h = first = torch.tanh(batch["x"] @ p["w0"])
+        for stage in range(1, num_stages):
+            h = plait.stage_boundary(h)
+            h = torch.tanh(h @ p[f"w{stage}"])
+        return ((h + first) @ p["w0"]).square().mean()
+
+    return loss_fn
 
 
 def meta() -> None:
@@ -265,7 +325,8 @@ if __name__ == "__main__":
     dist.init_process_group("gloo")
     if sys.argv[1] == "failing":
         failing(cast(TaskKind, sys.argv[2]), sys.argv[3])
-    runs = (
+    runs: tuple[Any, ...] = (
+        schedules,
         steps,
         meta,
         partial_batch,
@@ -278,7 +339,7 @@ if __name__ == "__main__":
         measure,
         clocks,
     )
-    {f.__name__: f for f in runs}[sys.argv[1]]()
+    {f.__name__: f for f in runs}[sys.argv[1]](*sys.argv[2:])
     dist.barrier()
     dist.destroy_process_group()
     print("done")

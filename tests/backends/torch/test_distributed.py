@@ -32,6 +32,17 @@ def test_ranks(what: str, num_ranks: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("num_ranks", "codegen", "num_microbatches"),
+    [(2, "inductor", 4), (2, "eager", 9), (4, "eager", 8)],
+)
+def test_every_schedule(num_ranks: int, codegen: str, num_microbatches: int) -> None:
+    ranks = run_ranks(SCRIPT, ["schedules", codegen, str(num_microbatches)], num_ranks)
+    for rank, finished in enumerate(ranks):
+        assert finished.status == 0, f"rank {rank}: {finished.stderr[-3000:]}"
+        assert finished.stdout.endswith("done\n")
+
+
+@pytest.mark.parametrize(
     ("task", "how"), [("F", "raise"), ("I", "raise"), ("W", "raise"), ("F", "exit"), ("I", "kill")]
 )
 def test_r76_a_failing_rank_takes_the_others_down(task: str, how: str) -> None:
