@@ -191,7 +191,7 @@ class DistributedEngine:
         return partial
 
     def _transfers(self) -> tuple[float, dict[tuple[int, int], float]]:
-        """Seconds that the shortest message takes, and the longest by (source stage, target stage), when nothing else runs."""
+        """Seconds that the shortest message takes, and the longest by pair of stages, when nothing else runs."""
         pairs = {
             pair: (
                 self._placement[pair[0]],

@@ -99,11 +99,10 @@ def test_four_ranks(name: str, engine: str) -> None:
     check(name, engine, 4, 8)
 
 
-@pytest.mark.parametrize(
-    ("name", "num_ranks"), [*((name, 2) for name in NAMES), ("zbv", 4), ("dualpipev", 4)]
-)
-def test_one_program(name: str, num_ranks: int) -> None:
-    check(name, "spmd", num_ranks, 2 * num_ranks)
+@pytest.mark.parametrize(("num_ranks", "num_microbatches"), [(2, 4), (2, 9), (4, 8)])
+@pytest.mark.parametrize("name", NAMES)
+def test_one_program(name: str, num_ranks: int, num_microbatches: int) -> None:
+    check(name, "spmd", num_ranks, num_microbatches)
 
 
 # R34: fewer microbatches than stages, or only one.
