@@ -18,6 +18,7 @@ from plait.core_ir.errors import ExecutionError, PlaitError
 from plait.core_ir.graph import Graph, Port
 from plait.core_ir.program import EdgeKind, Program, TaskKind
 from plait.core_ir.schedule.ir import Action
+from plait.core_ir.schedule.schedule import Schedule
 from plait.core_ir.schedule.times import Times
 from plait.core_ir.types import TensorType
 
@@ -98,6 +99,9 @@ class Engine(Protocol):
 
     def run(self, inputs: StepInputs) -> StepOutputs:
         """Run one step (its forward alone, where `inputs.backward` is false)."""
+
+    def reschedule(self, schedule: Schedule) -> None:
+        """Go on under another order of the same tasks, each stage on the rank where it is."""
 
     def profile(self, inputs: StepInputs) -> Times:
         """Run steps task by task and measure: seconds of F, I and W of each stage, and of a transfer."""

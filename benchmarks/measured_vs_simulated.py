@@ -57,8 +57,8 @@ def run_rank(rank: int, address: str, options: argparse.Namespace, results: Any)
         pipeline, batch = compiled(name, options.codegen)
         if options.sleep:
             make_tasks_sleep(pipeline)
-        measured = step_seconds(pipeline, batch, options.steps)
         pipeline.profile(batch)
+        measured = step_seconds(pipeline, batch, options.steps)
         simulated = pipeline.simulate().makespan
         ratio = simulated / measured
         most_off = max(most_off, abs(ratio - 1))

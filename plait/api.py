@@ -15,7 +15,7 @@ from plait.core_ir.schedule.schedule import Schedule
 from plait.extras import Framework, installed, load
 from plait.frontends.captured import Captured
 from plait.options import check_options, framework_of
-from plait.pipeline import Pipeline, estimated_times
+from plait.pipeline import Pipeline, check_fits, estimated_times
 
 
 def compile(
@@ -114,7 +114,9 @@ def compile(
     if framework == options.backend == "torch":
         trainable_leaves = {leaf.name: leaf.trainable for leaf in captured.leaves}
         store = load("torch", "backends.torch.store").Store(model, trainable_leaves, program, built)
-    return Pipeline(program, chosen, options, captured, built, store)
+    return Pipeline(
+        program, chosen, options, captured, built, store, is_searched=schedule == "auto"
+    )
 
 
 def capture_program(
@@ -183,8 +185,7 @@ def schedule_for(
         raise ScheduleError(
             f"schedule {chosen.name!r} is for {chosen.num_ranks} ranks, but num_ranks is {num_ranks}"
         )
-    ordered = [s.index for s in program.stages if s.updates_buffers]
-    chosen.validate(edges=program.edge_kinds(), ordered_forward=ordered)
+    check_fits(chosen, program)
     return chosen
 
 

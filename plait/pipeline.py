@@ -15,6 +15,7 @@ from plait.core_ir.errors import UsageError
 from plait.core_ir.interpret import interpret
 from plait.core_ir.ops.random import fold_in, seed_key
 from plait.core_ir.program import Program
+from plait.core_ir.schedule.auto import reorder
 from plait.core_ir.schedule.kinds import IS_COMPUTE
 from plait.core_ir.schedule.rewrite import keep
 from plait.core_ir.schedule.schedule import Schedule
@@ -41,6 +42,8 @@ class Pipeline:
     store: Any = field(repr=False)
     """The parameters of a torch model on the torch backend (`backends.torch.store.Store`), else None."""
     state: Any = field(default=None, repr=False)
+    is_searched: bool = field(default=False, repr=False)
+    """Whether `schedule="auto"` chose the schedule: `profile` then looks for a better one."""
     _buffers: dict[str, Any] = field(default_factory=dict, repr=False)
     _profile: Times | None = field(default=None, repr=False)
     _steps: int = field(default=0, repr=False)
@@ -119,9 +122,15 @@ class Pipeline:
     def profile(self, batch: Any) -> Times:
         """Run the batch task by task and measure: seconds of F, I and W of each stage, and of a transfer.
 
-        `simulate` uses what was measured.
+        `simulate` uses what was measured. Under `schedule="auto"` the order is searched again for these times, where
+        `compile` had but the cost model's, and later steps run it; stages stay on their ranks.
         """
         self._profile = self.engine.profile(self._inputs(batch, None, 0, backward=True))
+        if self.is_searched:
+            better = Schedule.from_table(reorder(self.schedule, self._profile))
+            check_fits(better, self.program)
+            self.engine.reschedule(better)
+            self.schedule = better
         return self._profile
 
     def measure(self, batch: Any) -> Timeline:
@@ -247,6 +256,12 @@ def _check_step(step: object) -> None:
         return
     if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < 2**32:
         raise UsageError(f"step must be an integer from 0 to 2**32 - 1, got {step!r}")
+
+
+def check_fits(schedule: Schedule, program: Program) -> None:
+    """ScheduleError for a schedule that cannot run this program."""
+    ordered = [stage.index for stage in program.stages if stage.updates_buffers]
+    schedule.validate(edges=program.edge_kinds(), ordered_forward=ordered)
 
 
 def estimated_times(program: Program) -> Times:

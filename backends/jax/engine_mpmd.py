@@ -88,8 +88,13 @@ class MpmdEngine:
             for stage, kind, graph in task_graphs(program, self.stages)
         }
         self._plan = Plan(program, self.stages, tasks, self.arrays)
-        self._order, self._placement = linear_order(schedule, program), schedule.placement
+        self.reschedule(schedule)
         self.compile_seconds = time.perf_counter() - started
+
+    def reschedule(self, schedule: ActionTable) -> None:
+        """Go on under another order of the same tasks, each stage on the device where it is."""
+        self._order = linear_order(schedule, self._plan.program)
+        self._placement = schedule.placement
 
     def agree(self, error: Exception | None) -> None:
         """Raise `error`."""

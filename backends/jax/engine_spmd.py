@@ -58,12 +58,17 @@ class SpmdEngine:
         *,
         devices: Sequence[jax.Device] | None = None,
     ) -> None:
-        self._program, self._schedule = program, schedule
+        self._program = program
         self._devices = devices_for(schedule.num_ranks, devices)
         self._mesh = stage_mesh(self._devices)
         self.stages = tuple(range(program.num_stages))
         self.arrays = JaxArrays([self._devices[rank] for rank in schedule.placement])
         self.compile_seconds = 0.0
+        self.reschedule(schedule)
+
+    def reschedule(self, schedule: ActionTable) -> None:
+        """Compile another order of the same tasks, each stage on the device where it is."""
+        self._schedule = schedule
         self._compiled: dict[bool, _Compiled] = {}
         self._program_for(backward=any(kind.input_gradient for kind in _kinds(schedule)))
 

@@ -47,11 +47,15 @@ class DistributedEngine:
         self.arrays = TorchArrays(device)
         self.stages = tuple(s for s, r in enumerate(schedule.placement) if r == self.group.rank)
         self._program, self._placement = program, schedule.placement
-        edges = program.edge_kinds()
-        self._actions = schedule.lower(edges).rank(self.group.rank)
-        self._forward_actions = schedule.forward_only().lower(edges).rank(self.group.rank)
+        self.reschedule(schedule)
         self._plan = compile_plan(program, self.stages, device=device, codegen=codegen)
         self.compile_seconds = time.perf_counter() - started
+
+    def reschedule(self, schedule: Schedule) -> None:
+        """Go on under another order of the same tasks, each stage on the rank where it is; alike on every rank."""
+        edges, rank = self._program.edge_kinds(), self.group.rank
+        self._actions = schedule.lower(edges).rank(rank)
+        self._forward_actions = schedule.forward_only().lower(edges).rank(rank)
 
     def agree(self, error: Exception | None) -> None:
         """Raise what any rank met, on every rank."""

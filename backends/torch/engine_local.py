@@ -88,8 +88,13 @@ class LocalEngine:
         self.stages = tuple(range(program.num_stages))
         self.arrays = TorchArrays(device)
         self._plan = compile_plan(program, self.stages, device=device, codegen=codegen)
-        self._order, self._placement = linear_order(schedule, program), schedule.placement
+        self.reschedule(schedule)
         self.compile_seconds = time.perf_counter() - started
+
+    def reschedule(self, schedule: ActionTable) -> None:
+        """Go on under another order of the same tasks."""
+        self._order = linear_order(schedule, self._plan.program)
+        self._placement = schedule.placement
 
     def agree(self, error: Exception | None) -> None:
         """Raise `error`."""

@@ -13,6 +13,8 @@ from plait.core_ir.schedule.recipe import Recipe, Request
 from plait.core_ir.schedule.registry import build, find, ranks_for, recipes, register, shape_for
 from plait.core_ir.schedule.schedule import Schedule
 from plait.core_ir.schedule.svg import render_svg
+from plait.core_ir.schedule.sweep import SweepRow, sweep
+from plait.core_ir.schedule.text import parse_action
 from plait.core_ir.schedule.timeline import Timeline
 from plait.core_ir.schedule.times import Memory, Times
 from plait.core_ir.schedule.trace import render_trace
@@ -26,12 +28,14 @@ __all__ = [
     "Recipe",
     "Request",
     "Schedule",
+    "SweepRow",
     "Timeline",
     "Times",
     "build",
     "draw",
     "draw_spans",
     "find",
+    "parse_action",
     "ranks_for",
     "recipes",
     "register",
@@ -39,4 +43,5 @@ __all__ = [
     "render_svg",
     "render_trace",
     "shape_for",
+    "sweep",
 ]

@@ -20,18 +20,32 @@ _UNIT_TIMES = Times(f=1, i=1, w=1)
 
 
 def _build(request: Request) -> ActionTable:
-    """The table of the least makespan, then the least span, among those found and those with a name."""
     p, v = request.num_ranks, request.stages_per_rank
     placements = [loop(p, v)]
     if v == 2 and p > 1:
         placements.append(vee(p))
+    return _search(request, placements)
+
+
+def reorder(schedule: ActionTable, times: Times) -> ActionTable:
+    """The best order found for other times, on the placement that `schedule` has; no worse than `schedule` itself."""
+    p, m = schedule.num_ranks, schedule.num_microbatches
+    request = Request(p, m, schedule.num_stages // p, times)
+    return _search(request, [schedule.placement], [schedule])
+
+
+def _search(
+    request: Request, placements: Sequence[tuple[int, ...]], known: Sequence[ActionTable] = ()
+) -> ActionTable:
+    """The table of the least makespan, then the least span, among those found, known and with a name."""
     check_limit(request, placements, request.memory_limit)
-    tables = [table for table in _named(request) if _fits(table, request)]
+    named = (table for table in _named(request) if table.placement in placements)
+    tables = [table for table in (*known, *named) if _fits(table, request)]
     for placement in placements:
         naive = _one_by_one(request, placement)
-        known = [table for table in tables if table.placement == placement]
+        placed = [table for table in tables if table.placement == placement]
         problem = pose(request, placement, request.memory_limit)
-        found = search("auto", problem, "makespan", known)
+        found = search("auto", problem, "makespan", placed)
         tables += [table for table in (naive, found) if table is not None and _fits(table, request)]
     best = min(tables, key=lambda table: _cost(table, request))
     return replace(best, name="auto")

@@ -5,6 +5,7 @@ from collections.abc import Sized
 from plait.core_ir.errors import ScheduleError
 from plait.core_ir.schedule.auto import AUTO
 from plait.core_ir.schedule.families import FAMILIES
+from plait.core_ir.schedule.ir import ActionTable
 from plait.core_ir.schedule.recipe import Recipe, Request
 from plait.core_ir.schedule.schedule import Schedule
 from plait.core_ir.schedule.times import Memory, Times
@@ -98,11 +99,31 @@ def build(
         memory,
         memory_limit,
     )
-    schedule = Schedule.from_table(recipe.build(request))
+    schedule = _built(recipe, request)
     schedule.validate()
     if memory_limit is not None:
         check_memory(schedule, memory or Memory(), memory_limit)
     return schedule
+
+
+def _built(recipe: Recipe, request: Request) -> Schedule:
+    """What the builder returns, if it is what was asked for."""
+    table = recipe.build(request)
+    if not isinstance(table, ActionTable):
+        raise ScheduleError(
+            f"the builder of schedule {recipe.name!r} must return a Schedule, got {type(table).__name__}"
+        )
+    asked = (request.num_ranks, request.num_stages, request.num_microbatches)
+    found = (table.num_ranks, table.num_stages, table.num_microbatches)
+    if found != asked:
+        raise ScheduleError(
+            f"schedule {recipe.name!r} was asked for {_sizes(*asked)}, but its builder returned {_sizes(*found)}"
+        )
+    return Schedule.from_table(table)
+
+
+def _sizes(num_ranks: int, num_stages: int, num_microbatches: int) -> str:
+    return f"{num_ranks} ranks, {num_stages} stages and {num_microbatches} microbatches"
 
 
 def _implied_by(times: Times, recipe: Recipe, num_ranks: int) -> int | None:

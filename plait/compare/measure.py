@@ -76,8 +76,8 @@ def measure(
 ) -> dict[str, Any]:
     """What this rank can say of a row; `max_grad_error` is over the parameters named in `checked`.
 
-    Steps are timed after a first one that is not; then memory is read, then tasks are profiled for the simulation, and
-    `reference` is called last.
+    Tasks are profiled for the simulation (and for the order, under `auto`), then steps are timed after a first one that
+    is not, then memory is read, and `reference` is called last.
     """
     progress("compiling")
     gc.collect()
@@ -85,10 +85,10 @@ def measure(
     pipeline = compile_workload(job, workload, schedule)
     compile_seconds = time.perf_counter() - started
     progress("stepping")
+    pipeline.profile(workload.batch)
     loss, grads = pipeline.loss_and_grads(workload.batch, step=0)
     grads = _side(workload).named_gradients(grads)
     seconds, peak = _timed_steps(job, workload, pipeline, host)
-    pipeline.profile(workload.batch)
     simulated = pipeline.simulate()
     timeline = encode(pipeline.measure(workload.batch), simulated) if job.timeline else None
     progress("checking against the unpipelined framework")

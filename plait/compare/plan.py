@@ -41,9 +41,11 @@ class Request:
 def plan_jobs(request: Request) -> list[Job]:
     """A job for each engine and number of microbatches, in the order of backends.
 
-    UsageError or ScheduleError for what does not fit. An engine goes with its own backend. A backend of which no engine is named runs its default: torch `distributed` on
+    An engine goes with its own backend. A backend of which no engine is named runs its default: torch `distributed` on
     two ranks or more, else `local`; jax `mpmd`. The first engine of each backend does the training, with the frontend
     of the backend's own framework where that is among the frontends.
+
+    Raises `UsageError` or `ScheduleError` for what does not fit.
     """
     _check(request)
     frontends = _frontends(request)

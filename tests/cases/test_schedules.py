@@ -105,6 +105,44 @@ def test_one_program(name: str, num_ranks: int, num_microbatches: int) -> None:
     check(name, "spmd", num_ranks, num_microbatches)
 
 
+# After profiling, `auto` goes on under an order for the measured times.
+
+MEASURED = plait.Times(f=[1, 3, 1, 1], i=[1, 1, 2, 1], w=[1, 1, 1, 3], comm=0.5)
+
+
+@pytest.mark.parametrize("engine", ["local", "mpmd", "spmd"])
+def test_auto_is_searched_again_for_measured_times(
+    engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, count = Run("jax", engine, "auto"), 6
+    x = np.random.default_rng(1).normal(size=(2 * count, 3)).astype(np.float32)
+    batch, model = {"x": run.array(x)}, run.model(parameters(4))
+    pipeline = run.compile(make_loss(4), model, batch, num_microbatches=count, num_ranks=2)
+    before, schedule = numpy_tree(pipeline.loss_and_grads(batch)), pipeline.schedule
+    monkeypatch.setattr(pipeline.engine, "profile", lambda inputs: MEASURED)
+    pipeline.profile(batch)
+    assert pipeline.schedule != schedule
+    assert pipeline.schedule.placement == schedule.placement
+    assert pipeline.simulate().makespan < schedule.simulate(MEASURED).makespan
+    after = numpy_tree(pipeline.loss_and_grads(batch))
+    assert before[0].tobytes() == after[0].tobytes()
+    assert {n: g.tobytes() for n, g in before[1].items()} == {
+        n: g.tobytes() for n, g in after[1].items()
+    }
+
+
+def test_a_schedule_that_was_handed_in_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run("jax", "local", "auto")
+    batch = {"x": run.array(np.ones((12, 3)))}
+    given = plait.schedule("auto", 2, 6, stages_per_rank=2)
+    pipeline = run.compile(
+        make_loss(4), run.model(parameters(4)), batch, num_microbatches=6, schedule=given
+    )
+    monkeypatch.setattr(pipeline.engine, "profile", lambda inputs: MEASURED)
+    pipeline.profile(batch)
+    assert pipeline.schedule is given
+
+
 # R34: fewer microbatches than stages, or only one.
 
 

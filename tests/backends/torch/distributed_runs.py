@@ -208,6 +208,21 @@ def profile() -> None:
     assert pipeline.simulate().makespan > 0
 
 
+def auto() -> None:
+    """Profiling searches again: the same order on every rank, and the same results."""
+    model = llama.build(CONFIG, seed=0)
+    pipeline = compiled(model, "auto")
+    loss, grads = pipeline.loss_and_grads(batch())
+    pipeline.profile(batch())
+    everywhere: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everywhere, str(pipeline.schedule))
+    assert everywhere == [everywhere[0]] * len(everywhere)
+    again, same = pipeline.loss_and_grads(batch())
+    assert torch.equal(loss, again)
+    for name, grad in grads.items():
+        assert (grad is None and same[name] is None) or torch.equal(grad, same[name]), name
+
+
 def measure() -> None:
     """Every rank returns when the actions of all ranks ran, by one clock: none before what it reads of another rank."""
     model = llama.build(CONFIG, seed=0)
@@ -333,6 +348,7 @@ if __name__ == "__main__":
         compile_error,
         different,
         profile,
+        auto,
         aux,
         user_error,
         different_values,

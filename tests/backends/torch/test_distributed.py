@@ -18,6 +18,7 @@ SCRIPT = Path(__file__).with_name("distributed_runs.py")
         ("compile_error", 2),
         ("different", 2),
         ("profile", 2),
+        ("auto", 2),
         ("aux", 2),
         ("user_error", 2),
         ("different_values", 2),

@@ -132,6 +132,23 @@ def test_a_users_schedule_is_validated():
         build("wrong", 1, 1)
 
 
+@pytest.mark.usefixtures("_own_registry")
+@pytest.mark.parametrize(
+    ("built", "message"),
+    [
+        (None, "must return a Schedule, got NoneType"),
+        (
+            Schedule.from_actions("wrong", [0], 1, [[parse_action("0F0"), parse_action("0B0")]]),
+            "asked for 1 ranks, 1 stages and 2 microbatches, but its builder returned .* 1 microbatches",
+        ),
+    ],
+)
+def test_a_users_builder_returns_what_was_asked_for(built, message):
+    register(recipe(lambda request: built, name="wrong"))
+    with pytest.raises(ScheduleError, match=message):
+        build("wrong", 1, 2)
+
+
 def test_recipe_without_a_name_is_an_error():
     with pytest.raises(ScheduleError, match="needs a name"):
         recipe(one_by_one, name="")
