@@ -8,6 +8,7 @@ from typing import Annotated, Literal, TypeAlias
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from plait.core_ir.errors import ScheduleError, UsageError
 from plait.core_ir.schedule import registry
@@ -96,8 +97,7 @@ def show(
     if trace is not None:
         _write(trace, render_trace(titled))
     if not (svg or html or trace):
-        console = Console()
-        print(draw(timeline, max_columns=console.width, color=console.is_terminal))
+        _draw(timeline)
 
 
 @app.command()
@@ -159,6 +159,18 @@ def _all(times: Times) -> Table:
                 figures = _figures(recipe.name, ranks, microbatches, times)
                 table.add_row(recipe.name, str(ranks), str(microbatches), *figures)
     return table
+
+
+def _draw(timeline: Timeline) -> None:
+    """To a terminal, as wide as it is and in the colours it has; else plain, and as wide as needed."""
+    console = Console()
+    if not console.is_terminal:
+        print(draw(timeline))
+    elif console.color_system is None or console.no_color:
+        print(draw(timeline, console.width))
+    else:
+        picture = Text.from_ansi(draw(timeline, console.width, color=True))
+        console.print(picture, soft_wrap=True, highlight=False)
 
 
 def _figures(name: str, ranks: int, microbatches: int, times: Times) -> tuple[str, ...]:

@@ -3,19 +3,15 @@
 import math
 from html import escape
 
-from plait.core_ir.schedule.kinds import OPT, OVERLAP_F_B, ActionKind, F, I, W
-from plait.core_ir.schedule.palette import COLORS, IDLE_COLOR, MESSAGE_COLOR
+from plait.core_ir.schedule.palette import IDLE_COLOR, LEGEND, MESSAGE_COLOR, SHADES, ink_on
 from plait.core_ir.schedule.picture import Box, Panel, Titled, panels_of
 from plait.core_ir.schedule.timeline import Timeline
 
 _LEFT, _RIGHT, _TOP = 64, 16, 34
 _ROW, _LANE, _GAP = 24, 6, 4
 _TITLE, _AXIS = 40, 30
-# About the width of a digit of 11 px.
-_DIGIT = 6.5
-_LEGEND: tuple[tuple[ActionKind, str], ...] = (
-    *((F, "F"), (I, "I or B"), (W, "W"), (OVERLAP_F_B, "F&B"), (OPT, "OPT")),
-)
+# Sizes of labels, and the width of a digit as a share of them.
+_FONTS, _DIGIT = (11, 8), 0.6
 
 
 def render_svg(timelines: Timeline | Titled, *, width: int = 1200) -> str:
@@ -33,10 +29,10 @@ def render_svg(timelines: Timeline | Titled, *, width: int = 1200) -> str:
     for panel in panels:
         parts += _panel(panel, y, scale, step)
         y += _TITLE + panel.num_ranks * (_ROW + _LANE + _GAP) + _AXIS
-    style = "font: 11px sans-serif; text-anchor: middle; pointer-events: none"
+    style = "text-anchor: middle; pointer-events: none"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{y}"'
-        f' viewBox="0 0 {width} {y}">\n'
+        f' viewBox="0 0 {width} {y}" font-family="sans-serif" font-size="{_FONTS[0]}">\n'
         f"<style>text {{ {style} }} .left {{ text-anchor: start }}"
         " .title { font-weight: bold; font-size: 13px }</style>\n"
         f'<rect width="{width}" height="{y}" fill="white"/>\n' + "\n".join(parts) + "\n</svg>\n"
@@ -46,12 +42,11 @@ def render_svg(timelines: Timeline | Titled, *, width: int = 1200) -> str:
 def _legend() -> str:
     parts = []
     x = _LEFT
-    entries = [(COLORS[kind], name) for kind, name in _LEGEND]
-    for color, name in [*entries, (MESSAGE_COLOR, "message"), (IDLE_COLOR, "bubble")]:
-        parts.append(f'<rect x="{x}" y="10" width="12" height="12" fill="{color}"/>')
-        parts.append(f'<text class="left" x="{x + 17}" y="20">{escape(name)}</text>')
-        x += 34 + round(len(name) * _DIGIT)
-    return "\n".join(parts)
+    for color, name in LEGEND:
+        shape = f'<rect x="{x}" y="10" width="12" height="12" fill="{color}"{_opacity(color)}/>'
+        parts.append(f'{shape}<text class="left" x="{x + 17}" y="20">{escape(name)}</text>')
+        x += 36 + round(len(name) * _FONTS[0] * _DIGIT)
+    return "\n".join([*parts, f'<text class="left" x="{x}" y="20">{SHADES}</text>'])
 
 
 def _panel(panel: Panel, y: int, scale: float, step: float) -> list[str]:
@@ -72,20 +67,29 @@ def _panel(panel: Panel, y: int, scale: float, step: float) -> list[str]:
     for box in panel.messages:
         parts.append(_box(box, top + box.rank * (_ROW + _LANE + _GAP) + _ROW, _LANE, scale))
     bottom = top + panel.num_ranks * (_ROW + _LANE + _GAP)
+    parts.append(f'<text class="left" x="8" y="{bottom + 17}">time</text>')
     return [*parts, *_axis(panel.end, bottom, scale, step)]
 
 
 def _box(box: Box, y: int, height: int, scale: float) -> str:
     x, length = _LEFT + box.start * scale, (box.end - box.start) * scale
-    title = escape(f"{box.name}: {box.start:g} to {box.end:g} ({box.end - box.start:g})")
-    edge = ' stroke="white" stroke-width="0.7"' if height == _ROW else ' fill-opacity="0.6"'
+    times = f"{box.start:g} to {box.end:g} ({box.end - box.start:g})"
+    edge = ' stroke="white" stroke-width="0.7"' if height == _ROW else _opacity(box.color)
     rect = (
         f'<rect x="{x:.2f}" y="{y}" width="{length:.2f}" height="{height}" fill="{box.color}"{edge}>'
-        f"<title>{title}</title></rect>"
+        f"<title>rank {box.rank}: {escape(box.name)}: {times}</title></rect>"
     )
-    if height < _ROW or length < len(box.label) * _DIGIT:
+    fonts = (font for font in _FONTS if len(box.label) * font * _DIGIT <= length)
+    font = next(fonts, 0) if height == _ROW else 0
+    if not font:
         return rect
-    return f'{rect}<text x="{x + length / 2:.2f}" y="{y + 16}">{escape(box.label)}</text>'
+    style = f'font-size="{font}" fill="{ink_on(box.color)}"'
+    return f'{rect}<text x="{x + length / 2:.2f}" y="{y + 16}" {style}>{escape(box.label)}</text>'
+
+
+def _opacity(color: str) -> str:
+    """Messages on their way at once lie on each other."""
+    return ' fill-opacity="0.7"' if color == MESSAGE_COLOR else ""
 
 
 def _axis(end: float, y: int, scale: float, step: float) -> list[str]:

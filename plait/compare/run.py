@@ -11,9 +11,8 @@ from plait.compare.job import Job
 from plait.compare.launch import run_job
 from plait.compare.measure import merge
 from plait.compare.report import Display
-from plait.compare.timelines import decode
+from plait.compare.timelines import decode, render_page
 from plait.core_ir.errors import ExecutionError, UsageError
-from plait.core_ir.schedule.html import render_html
 from plait.core_ir.schedule.timeline import Timeline
 
 
@@ -31,8 +30,8 @@ class Results:
         _write(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
     def write_timelines(self, path: Path) -> None:
-        """Write a page with the measured and the simulated timeline of each row, on one scale of seconds."""
-        _write(path, render_html(self.timelines, title="Measured and simulated steps"))
+        """Write a page with the measured and the simulated timeline of each row, on one scale."""
+        _write(path, render_page(self.timelines))
 
     def check(self) -> None:
         """Raise ExecutionError, naming the rows, where one is out of tolerance."""

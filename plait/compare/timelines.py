@@ -1,16 +1,18 @@
 """A row's measured timeline on its way from a worker, and beside the simulated one in a picture."""
 
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 
+from plait.core_ir.schedule.html import render_html
 from plait.core_ir.schedule.schedule import Schedule
 from plait.core_ir.schedule.timeline import Timeline
 from plait.core_ir.schedule.times import Times
 
 _PER_EDGE = ("comm", "transfer")
+_MS = 1e3
 
 
 def encode(measured: Timeline, simulated: Timeline) -> dict[str, Any]:
@@ -35,6 +37,25 @@ def decode(encoded: Mapping[str, Any]) -> tuple[Timeline, Timeline]:
             times[name] = {(source, target): cost for source, target, cost in times[name]}
     edges = [(source, target, kind) for source, target, kind in encoded["edges"]]
     return measured, schedule.simulate(Times(**times), edges=edges)
+
+
+def render_page(timelines: Sequence[tuple[str, Timeline]]) -> str:
+    """A page of timelines in seconds, by title, on one scale of milliseconds."""
+    titled = [(title, _in_ms(timeline)) for title, timeline in timelines]
+    return render_html(titled, title="Measured and simulated steps", unit="ms")
+
+
+def _in_ms(timeline: Timeline) -> Timeline:
+    times = timeline.times and Times(
+        **{f.name: _scaled(getattr(timeline.times, f.name)) for f in fields(Times)}
+    )
+    return replace(timeline, start=timeline.start * _MS, end=timeline.end * _MS, times=times)
+
+
+def _scaled(cost: Any) -> Any:
+    if isinstance(cost, Mapping):
+        return {edge: value * _MS for edge, value in cost.items()}
+    return None if cost is None else np.multiply(cost, _MS).tolist()
 
 
 def _plain(cost: Any) -> Any:

@@ -107,3 +107,22 @@ def test_a_barrier_before_the_optimizer_step_costs_zero_bubble_its_shape(
         return float(text.split("step time")[1].split()[0])
 
     assert step_time("none") == step_time("post_validate") < step_time("barrier")
+
+
+@pytest.mark.parametrize("variable", ["NO_COLOR", "TERM"])
+def test_a_terminal_gets_the_colors_and_the_columns_it_has(
+    variable: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": "60"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("COLORTERM", "truecolor")
+    assert "48;2;138;184;232" in run(capsys, "show", "zbv")
+    monkeypatch.setenv(variable, "dumb")
+    plain = run(capsys, "show", "zbv")
+    assert "\x1b" not in plain
+    assert max(map(len, plain.splitlines())) <= 60
+
+
+def test_a_file_gets_every_label(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "show", "zbv").startswith("rank 0  0F0 0F1 0F2 0F3 0F4 0F5 0F6 7F0 7I0 7W0")

@@ -1,7 +1,9 @@
 """The terminal picture of a timeline."""
 
+import re
+
 from plait.core_ir.schedule import Schedule, Times, build
-from plait.core_ir.schedule.draw import draw
+from plait.core_ir.schedule.draw import draw, draw_spans
 from plait.core_ir.schedule.text import parse_action
 
 
@@ -27,9 +29,38 @@ def test_stages_are_named_where_a_rank_has_several():
 
 def test_long_timelines_are_squeezed():
     timeline = build("1f1b", 4, 60).simulate(Times(1, 1, 1))
-    lines = draw(timeline, max_columns=80).splitlines()
-    assert len(lines) == 4
-    assert max(map(len, lines)) <= 80 + len("rank 0  ")
+    *rows, note = draw(timeline, max_columns=80).splitlines()
+    assert len(rows) == 4
+    assert max(map(len, rows)) <= 80
+    drawn = sum(len(re.findall("[FB]+", row)) for row in rows)
+    assert 0 < drawn < 480
+    assert re.fullmatch(r"too narrow for \d+ of 480 tasks", note)
+
+
+def test_a_label_that_does_not_fit_is_never_cut():
+    timeline = build("1f1b", 2, 11).simulate(Times(1, 1, 1))  # 36 long
+    *_, row = draw(timeline, max_columns=8 + 36).splitlines()
+    assert row == "rank 1  .FB FB FB FB FB FB FB FB FB FB FB .."
+    *_, row = draw(timeline, max_columns=8 + 3 * 36).splitlines()
+    assert row.startswith("rank 1  ...F0 B0    F1 B1    ")
+    assert row.endswith("F9 B9    F  B10   ......")
+
+
+def test_stages_give_way_before_microbatches():
+    rows = [[parse_action(word) for word in ("0F0", "1F0", "1B0", "0B0")]]
+    timeline = Schedule.from_actions("two", [0, 0], 1, rows).simulate(Times(1, 1, 1))
+    assert draw(timeline, max_columns=8 + 3 * 6) == "rank 0  F0 F0 1B0   0B0"
+    assert draw(timeline, max_columns=8 + 6) == "rank 0  FFB B"
+
+
+def test_colors_keep_labels_apart_where_there_is_no_blank():
+    """Beside one of its own colour a label needs a blank, or 10 11 would be read as 1011."""
+    timeline = build("zb-h1", 1, 12).simulate(Times(1, 1, 1))
+    (row,) = draw_spans(timeline, max_columns=8 + 2 * 36)
+    assert [span.text for span in row[-8:]] == ["9 ", "9 ", "10", "10", "10", "11", "11", "11"]
+    timeline = build("gpipe", 1, 12).simulate(Times(1, 1, 1))
+    (row,) = draw_spans(timeline, max_columns=8 + 2 * 36)
+    assert [span.text for span in row[1:13]] == [*(f"{m} " for m in range(10)), "  ", "  "]
 
 
 def test_nothing_to_draw():

@@ -3,6 +3,9 @@
 import json
 import re
 import xml.etree.ElementTree as ET
+from collections import defaultdict
+from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -20,7 +23,7 @@ from plait.core_ir.schedule import (
     render_trace,
 )
 from plait.core_ir.schedule.kinds import KINDS, F, I, W
-from plait.core_ir.schedule.palette import COLORS, IDLE_COLOR, MESSAGE_COLOR, color_of
+from plait.core_ir.schedule.palette import COLORS, IDLE_COLOR, MESSAGE_COLOR, color_of, ink_on, rgb
 from plait.core_ir.schedule.picture import panels_of
 from plait.core_ir.schedule.svg import tick
 from plait.core_ir.schedule.text import parse_action
@@ -67,6 +70,24 @@ def test_kinds_have_colors_of_their_own_and_later_stages_darker_ones():
     assert color_of(parse_action("0UNSHARD"), placement).startswith("#")
 
 
+def test_labels_can_be_read_however_many_stages_a_rank_has():
+    assert (ink_on("#ffffff"), ink_on("#000000")) == ("#000000", "#ffffff")
+    shades = [color_of(parse_action(f"{stage}F0"), (0,) * 12) for stage in range(12)]
+    assert len(set(shades)) == 12
+    assert all(rgb(darker) < rgb(lighter) for lighter, darker in pairwise(shades))
+    assert rgb(shades[-1])[2] > 0.3 * rgb(shades[0])[2]
+    assert (ink_on(shades[0]), ink_on(shades[-1])) == ("#000000", "#ffffff")
+    assert f'fill="{ink_on(shades[-1])}"' in render_svg(one_rank(12))
+
+
+def one_rank(num_stages: int) -> Timeline:
+    """A microbatch forward and backward through stages of one rank."""
+    words = [f"{s}F0" for s in range(num_stages)] + [f"{s}B0" for s in reversed(range(num_stages))]
+    actions = [[parse_action(word) for word in words]]
+    schedule = Schedule.from_actions("one", [0] * num_stages, 1, actions)
+    return schedule.simulate(Times(1, 1, 1))
+
+
 def boxes(svg: str, color: str | None = None) -> list[ET.Element]:
     root = ET.fromstring(svg)
     found = [r for r in root.iter(f"{SVG}rect") if r.find(f"{SVG}title") is not None]
@@ -86,7 +107,7 @@ def test_svg_has_every_task_where_and_as_long_as_it_runs(timeline):
         assert f": {task.start:g} to {task.end:g}" in box.find(f"{SVG}title").text
     messages = boxes(svg, MESSAGE_COLOR)
     assert len(messages) == timeline.transfers.num_messages
-    assert "activation 0 of stage 0 to stage 1, rank 1: 1 to 1.75" in svg
+    assert "rank 0: activation 0 of stage 0 to stage 1, rank 1: 1 to 1.75" in svg
 
 
 def test_svg_shows_bubbles_behind_the_tasks(timeline):
@@ -118,6 +139,24 @@ def test_a_measured_timeline_starts_at_0_and_has_no_messages():
     assert measured.transfers is None
 
 
+def test_memory_freed_and_taken_at_one_time_is_no_dip():
+    """By hand: rank 1 of `1f1b` holds one microbatch from its first F to its last B."""
+    (panel,) = panels_of(build("1f1b", 2, 3).simulate(Times(1, 1, 1)))
+    assert panel.memory[1] == ([0, 1, 2, 4, 5, 7, 8, 10], [0, 1, 1, 1, 1, 1, 1, 0])
+    assert panel.memory_unit == "stage activations"
+
+
+def test_summary_counts_and_has_units():
+    one = build("gpipe", 1, 1).simulate(Times(1, 1, 1))
+    (panel,) = panels_of(one, unit="ms")
+    assert panel.summary == (
+        "1 rank, 1 stage, 1 microbatch; makespan 3 ms (bubble 0.0%); longest span of a rank 3 ms"
+        " (bubble 0.0%); at most 1 stage activation on a rank"
+    )
+    several = panels_of(build("1f1b", 2, 4).simulate(Times(1, 1, 1)))[0].summary
+    assert several.startswith("2 ranks, 2 stages, 4 microbatches; makespan 15 (bubble 20.0%);")
+
+
 @pytest.mark.parametrize(
     ("end", "step"), [(1, 0.1), (12, 1), (13, 2), (51, 5), (100, 10), (999, 100), (0.03, 0.005)]
 )
@@ -137,37 +176,86 @@ def test_html_holds_both_lanes_and_memory(timeline):
     data = page_data(html)
     first, second = data["panels"]
     assert first == second
+    assert first["memoryUnit"] == ""  # of a Memory in a unit of the caller's
     tasks = [t for t in timeline.tasks if t.end > t.start]
     assert [[t.rank, t.start, t.end] for t in tasks] == [entry[:3] for entry in first["tasks"]]
     colors = [data["colors"][entry[5]] for entry in first["tasks"]]
     assert colors == [color_of(t.action, timeline.schedule.placement) for t in tasks]
     assert len(first["messages"]) == timeline.transfers.num_messages
     for rank, (times, amounts) in enumerate(first["memory"]):
-        expected = timeline.held(rank)
-        assert (times, amounts) == (expected[0].tolist(), expected[1].tolist())
+        assert all(earlier < later for earlier, later in pairwise(times))
+        expected = dict(zip(*(part.tolist() for part in timeline.held(rank)), strict=True))
+        assert dict(zip(times, amounts, strict=True)) == expected
     assert first["end"] == timeline.makespan
 
 
+def test_html_escapes_names_and_tells_units():
+    schedule = replace(build("1f1b", 2, 2), name="""<i>&"x'</script>""")
+    page = render_html(schedule.simulate(Times(1, 1, 1)), unit="ms")
+    assert "<title>&lt;i&gt;&amp;&quot;x&#x27;&lt;/script&gt;</title>" in page
+    assert "<i>&" not in page
+    assert page.count("</script>") == 1
+    assert page_data(page)["unit"] == "ms"
+    assert "makespan 9 ms (bubble" in page
+    assert not re.search(r"https?:|//[a-z]+\.|@import|url\(", page)
+    ET.fromstring(render_svg(schedule.simulate(Times(1, 1, 1))))
+
+
 def test_trace_has_an_event_for_every_task_and_message(timeline):
-    events = json.loads(render_trace(timeline, us_per_unit=1000))["traceEvents"]
-    runs = [e for e in events if e["ph"] == "X" and e["tid"] == 0]
+    events = json.loads(render_trace(timeline))["traceEvents"]
+    runs = [e for e in events if e["ph"] == "X" and e["cat"] == "task"]
     tasks = [t for t in timeline.tasks if t.end > t.start]
-    assert [(e["pid"], e["ts"], e["ts"] + e["dur"]) for e in runs] == [
-        (t.rank, pytest.approx(1000 * t.start), pytest.approx(1000 * t.end)) for t in tasks
+    assert [(e["pid"], e["tid"], e["ts"], e["ts"] + e["dur"]) for e in runs] == [
+        (t.rank + 1, t.rank + 1, 1000 * t.start, 1000 * t.end) for t in tasks
     ]
-    assert len([e for e in events if e["ph"] == "X" and e["tid"] == 1]) == (
-        timeline.transfers.num_messages
-    )
-    names = [e["args"]["name"] for e in events if e["name"] == "process_name"]
-    assert names == ["rank 0", "rank 1"]
-    counters = [e["args"]["held"] for e in events if e["ph"] == "C" and e["pid"] == 0]
+    sent = [e for e in events if e["ph"] == "X" and e["cat"] == "message"]
+    assert len(sent) == timeline.transfers.num_messages
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert names == {1: "rank 0", 2: "rank 1"}
+    counters = [e["args"]["held"] for e in events if e["ph"] == "C" and e["pid"] == 1]
     assert max(counters) == timeline.peak_memory[0]
+
+
+def test_events_of_a_thread_do_not_overlap():
+    """As viewers demand, which drop them otherwise: here many messages are on their way at once."""
+    timeline = build("zb-h1", 4, 8).simulate(Times(1 / 3, 0.1, 0.7, comm=2.5))
+    events = json.loads(render_trace(timeline))["traceEvents"]
+    runs = [e for e in events if e["ph"] == "X"]
+    assert all(type(e[key]) is int for e in runs for key in ("ts", "dur", "pid", "tid"))
+    assert all(e["pid"] > 0 and e["tid"] > 0 for e in events)
+    threads = defaultdict(list)
+    for event in sorted(runs, key=lambda event: event["ts"]):
+        threads[event["tid"]].append(event)
+    for own in threads.values():
+        assert len({event["pid"] for event in own}) == 1
+        assert all(a["ts"] + a["dur"] <= b["ts"] for a, b in pairwise(own))
+    names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert threads.keys() == names.keys()
+    assert len(names) > 2 * 4
+
+
+def test_arrows_of_a_trace_lead_from_a_message_to_the_task_that_reads_it():
+    timeline = build("1f1b", 2, 3).simulate(Times(1, 1, 1, comm=0.5))
+    events = json.loads(render_trace(timeline))["traceEvents"]
+    runs = {(e["tid"], e["ts"]): e["name"] for e in events if e["ph"] == "X"}
+    ends = {mark: {e["id"]: e for e in events if e["ph"] == mark} for mark in "sf"}
+    assert ends["s"].keys() == ends["f"].keys()
+    found = {
+        (runs[tail["tid"], tail["ts"]], runs[ends["f"][number]["tid"], ends["f"][number]["ts"]])
+        for number, tail in ends["s"].items()
+    }
+    assert found == {
+        *((f"activation {m} of stage 0 to stage 1, rank 1", f"F{m}") for m in range(3)),
+        *((f"gradient {m} of stage 1 to stage 0, rank 0", f"B{m}") for m in range(3)),
+    }
 
 
 def test_traces_of_several_timelines_have_processes_of_their_own(timeline):
     events = json.loads(render_trace([("a", timeline), ("b", timeline)]))["traceEvents"]
     names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
-    assert names == {0: "a: rank 0", 1: "a: rank 1", 2: "b: rank 0", 3: "b: rank 1"}
+    assert names == {1: "a: rank 0", 2: "a: rank 1", 3: "b: rank 0", 4: "b: rank 1"}
+    processes = {(e["tid"], e["pid"]) for e in events}
+    assert len(processes) == len(dict(processes))
 
 
 def test_actions_without_microbatch_are_drawn_by_name():
