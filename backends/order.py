@@ -25,6 +25,16 @@ def tasks_of(action: Action) -> Iterator[TaskOf]:
             yield kind, part.stage, part.microbatch
 
 
+def pair_of(action: Action) -> tuple[int, int] | None:
+    """(stage of the forward, stage of the backward) of an F&B action, None of any other."""
+    if action.partner is None:
+        return None
+    forward, backward = (part.stage for part in action.parts)
+    assert forward is not None, action
+    assert backward is not None, action
+    return forward, backward
+
+
 def awaited(action: Action, program: Program) -> set[TaskOf]:
     """The tasks that must have run before a compute action."""
     needs, done = set[TaskOf](), set[TaskOf]()

@@ -6,17 +6,19 @@ by microbatch from zero. Engines decide the order of actions and move what leave
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.backends.order import tasks_of
+from plait.backends.order import TaskOf, pair_of, tasks_of
 from plait.core_ir.errors import ExecutionError, PlaitError
 from plait.core_ir.graph import Graph, Port
-from plait.core_ir.program import EdgeKind, Program, TaskKind
+from plait.core_ir.program import PAIR, EdgeKind, Program, TaskKind
 from plait.core_ir.schedule.ir import Action
 from plait.core_ir.schedule.schedule import Schedule
 from plait.core_ir.schedule.times import Times
@@ -112,12 +114,16 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Plan:
-    """A program with compiled tasks for the stages that run here. `tasks[stage, kind]` is F, I or W."""
+    """A program with compiled tasks for the stages that run here. `tasks[stage, kind]` is F, I or W.
+
+    `pairs[f, b]` is the task F&B of stage f's forward and stage b's backward; a pair that has none runs as B, then F.
+    """
 
     program: Program
     stages: tuple[int, ...]
     tasks: Mapping[tuple[int, TaskKind], Task]
     arrays: Arrays
+    pairs: Mapping[tuple[int, int], Task] = field(default_factory=dict)
 
     @cached_property
     def _later_reads(self) -> dict[tuple[int, TaskKind], frozenset[Port]]:
@@ -128,6 +134,9 @@ class Plan:
             for kind in reversed(_ORDER):
                 reads[stage, kind] = later
                 later |= frozenset(self.program.task(stage, kind).input_ports)
+            reads[stage, "B"] = frozenset()
+            if any(stage == backward for _, backward in self.pairs):
+                reads[stage, "F"] |= frozenset(self.program.task(stage, "B").input_ports)
         return reads
 
     def later_reads(self, stage: int, kind: TaskKind, *, backward: bool) -> frozenset[Port]:
@@ -136,6 +145,7 @@ class Plan:
 
 
 _ORDER: tuple[TaskKind, ...] = ("F", "I", "W")
+_PAIR: tuple[TaskKind, TaskKind] = ("B", "F")
 _Env: TypeAlias = dict[Port, Any]
 
 
@@ -158,40 +168,63 @@ class Step:
 
         ExecutionError names stage, microbatch and action where one fails.
         """
+        pair = pair_of(action)
+        if pair in self.plan.pairs and self.inputs.backward:
+            with _naming(action, PAIR, action.stage, action.microbatch):
+                return list(self.run_pair(action))
         made: list[Any] = []
         for kind, stage, microbatch in tasks_of(action):
-            if kind != "F" and not self.inputs.backward:
-                continue
-            try:
-                made += self.run_task(stage, kind, microbatch)
-            except PlaitError:
-                raise
-            except Exception as error:
-                raise ExecutionError(
-                    f"stage {stage}, microbatch {microbatch}, action {action} (task {kind}) "
-                    f"failed: {type(error).__name__}: {error}"
-                ) from error
+            if kind == "F" or self.inputs.backward:
+                with _naming(action, kind, stage, microbatch):
+                    made += self.run_task(stage, kind, microbatch)
         return made
 
     def run_task(self, stage: int, kind: TaskKind, microbatch: int) -> Sequence[Any]:
         """Run one task, keep and pass on what it makes; the arrays it made."""
-        plan, graph = self.plan, self.plan.program.task(stage, kind)
+        operands = self._operands(stage, kind, microbatch)
+        has_outputs = self.plan.program.task(stage, kind).outputs
+        outputs = self.plan.tasks[stage, kind](operands) if has_outputs else ()
+        self._take(stage, kind, microbatch, outputs)
+        return outputs
+
+    def run_pair(self, action: Action) -> Sequence[Any]:
+        """Run an F&B action as one task; the arrays it made, the backward's, then the forward's."""
+        halves: list[TaskOf] = [
+            (kind, _number(part.stage), _number(part.microbatch))
+            for kind, part in zip(_PAIR, reversed(action.parts), strict=True)
+        ]
+        operands = [array for kind, stage, m in halves for array in self._operands(stage, kind, m)]
+        (_, backward_stage, _), (_, forward_stage, _) = halves
+        made = list(self.plan.pairs[forward_stage, backward_stage](operands))
+        outputs = iter(made)
+        for kind, stage, microbatch in halves:
+            own = len(self.plan.program.task(stage, kind).outputs)
+            self._take(stage, kind, microbatch, list(islice(outputs, own)))
+        return made
+
+    def _operands(self, stage: int, kind: TaskKind, microbatch: int) -> list[Any]:
+        """What a task reads, in the order of its inputs."""
+        graph = self.plan.program.task(stage, kind)
         env = self._envs.setdefault((stage, microbatch), {})
-        later = plan.later_reads(stage, kind, backward=self.inputs.backward)
-        operands = []
-        for port, value in zip(graph.input_ports, graph.inputs, strict=True):
-            array = self._read(env, port, value.type, stage, microbatch, keep=port in later)
-            operands.append(array)
-        outputs = plan.tasks[stage, kind](operands) if graph.outputs else ()
+        later = self.plan.later_reads(stage, kind, backward=self.inputs.backward)
+        return [
+            self._read(env, port, value.type, stage, microbatch, keep=port in later)
+            for port, value in zip(graph.input_ports, graph.inputs, strict=True)
+        ]
+
+    def _take(self, stage: int, kind: TaskKind, microbatch: int, outputs: Sequence[Any]) -> None:
+        """Keep and pass on what a task made."""
+        graph = self.plan.program.task(stage, kind)
+        env = self._envs[stage, microbatch]
+        later = self.plan.later_reads(stage, kind, backward=self.inputs.backward)
         written = dict(zip(graph.output_ports, outputs, strict=True))
         self._collect(stage, microbatch, written)
         self._deliver(stage, microbatch, "activation" if kind == "F" else "gradient", written)
         env.update((port, array) for port, array in written.items() if port in later)
         for port in [p for p in env if p not in later and self._is_spent(stage, kind, p)]:
             del env[port]
-        if not env and kind == "W":
+        if not env and kind in ("W", "B"):
             del self._envs[stage, microbatch]
-        return outputs
 
     def outgoing(self, stage: int, peer: int, microbatch: int, kind: EdgeKind) -> list[Any]:
         """The arrays that `stage` made for `peer`, in the order of the program's edges; each is given once."""
@@ -295,6 +328,25 @@ class Step:
                 self._outbox.setdefault((stage, edge.target, microbatch, kind), []).append(array)
 
 
+@contextmanager
+def _naming(action: Action, task: str, stage: int | None, microbatch: int | None) -> Iterator[None]:
+    """Say which stage, microbatch and action failed."""
+    try:
+        yield
+    except PlaitError:
+        raise
+    except Exception as error:
+        raise ExecutionError(
+            f"stage {stage}, microbatch {microbatch}, action {action} (task {task}) "
+            f"failed: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _number(number: int | None) -> int:
+    assert number is not None
+    return number
+
+
 def add_shared(
     program: Program, grads: Mapping[tuple[int, str], Any], arrays: Arrays
 ) -> dict[str, Any]:
@@ -306,6 +358,12 @@ def add_shared(
             grad = arrays.add(total[name], arrays.move(grad, program.shared_params[name][0]))
         total[name] = grad
     return total
+
+
+def pair_graphs(program: Program, stages: Iterable[int]) -> Iterator[tuple[tuple[int, int], Graph]]:
+    """The tasks F&B of stages that run here."""
+    here = set(stages)
+    return ((pair, graph) for pair, graph in program.pairs.items() if here.issuperset(pair))
 
 
 def task_graphs(program: Program, stages: Iterable[int]) -> Iterator[tuple[int, TaskKind, Graph]]:

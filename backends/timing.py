@@ -2,12 +2,14 @@
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from plait.backends.order import TaskOf, reads
 from plait.backends.runtime import Plan, Step, StepInputs
 from plait.core_ir.program import Program, TaskKind
+from plait.core_ir.schedule.ir import Action
 from plait.core_ir.schedule.times import PerEdge, Times
 
 PROFILE_ROUNDS = 5
@@ -28,16 +30,28 @@ class TaskRun(NamedTuple):
 
 
 class TaskTimer:
-    """Makes steps that time their tasks, with all that the runtime does for each. Every step is a round."""
+    """Makes steps that time their tasks, with all that the runtime does for each. Every step is a round.
+
+    rounds: the tasks that ran, pairs one after the other. pair_rounds: of F&B tasks the stage of the forward and the
+    seconds.
+    """
 
     def __init__(self, wait: Wait) -> None:
         self._wait = wait
         self.rounds: list[list[TaskRun]] = []
+        self.pair_rounds: list[list[tuple[int, float]]] = []
 
-    def step(self, plan: Plan, inputs: StepInputs) -> Step:
-        """A step whose tasks are timed."""
-        self.rounds.append([])
-        return _TimedStep(plan, inputs, self._wait, self.rounds[-1])
+    def steps(
+        self, plan: Plan, inputs: StepInputs, num_rounds: int = PROFILE_ROUNDS
+    ) -> Iterator[Step]:
+        """Steps to run, one after the other, whose tasks are timed; a program with pairs then runs these as one."""
+        apart = replace(plan, pairs={})
+        for _ in range(num_rounds):
+            self.rounds.append([])
+            yield _TimedStep(apart, inputs, self._wait, self.rounds[-1])
+        for _ in range(num_rounds if plan.program.pairs else 0):
+            self.pair_rounds.append([])
+            yield _StepOfPairs(plan, inputs, self._wait, self.pair_rounds[-1])
 
     def shifted(self, seconds: float) -> list[list[TaskRun]]:
         """The rounds by a clock that is so much ahead."""
@@ -63,9 +77,30 @@ class _TimedStep(Step):
         return made
 
 
+class _StepOfPairs(Step):
+    """Times F&B tasks alone."""
+
+    def __init__(
+        self, plan: Plan, inputs: StepInputs, wait: Wait, runs: list[tuple[int, float]]
+    ) -> None:
+        super().__init__(plan, inputs)
+        self._wait, self._runs = wait, runs
+
+    def run_pair(self, action: Action) -> Any:
+        for part in action.parts:
+            self._wait(list(self._envs.get((part.stage, part.microbatch), {}).values()))  # type: ignore[arg-type]
+        started = time.perf_counter()
+        made = super().run_pair(action)
+        self._wait([*made, *self.gradients().values()])
+        assert action.stage is not None
+        self._runs.append((action.stage, time.perf_counter() - started))
+        return made
+
+
 def task_times(
     rounds: Iterable[Iterable[TaskRun]],
     num_stages: int,
+    pair_rounds: Iterable[Iterable[tuple[int, float]]] = (),
     *,
     comm: float = 0.0,
     transfer: PerEdge = 0.0,
@@ -80,7 +115,10 @@ def task_times(
     f, i, w = (
         [means.get((stage, kind), 0.0) for stage in range(num_stages)] for kind in ("F", "I", "W")
     )
-    return Times(f=f, i=i, w=w, comm=comm, transfer=transfer)
+    pairs = _over_rounds(pair_rounds)
+    apart = map(sum, zip(f, i, w, strict=True))
+    fb = [pairs.get(stage, seconds) for stage, seconds in enumerate(apart)] if pairs else None
+    return Times(f=f, i=i, w=w, fb=fb, comm=comm, transfer=transfer)
 
 
 def transfer_times(

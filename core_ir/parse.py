@@ -134,7 +134,7 @@ class _Parser:
             self._fail(f"expected the end, found {self._peek()!r}")
 
     def program(self) -> Program:
-        """`program @name {stages=N}`, its edges, its tasks."""
+        """`program @name {stages=N}`, its edges, its tasks, its pairs."""
         self._expect("program")
         name = _unquoted(self._take("at", "the program's @name"))
         for text in ("{", "stages", "="):
@@ -153,7 +153,14 @@ class _Parser:
             if kind not in TASK_KINDS:
                 self._fail(f"expected a task kind ({', '.join(TASK_KINDS)}), found {kind!r}")
             tasks[index][kind] = self.graph()
-        return Program(name, tuple(Stage(i, t) for i, t in enumerate(tasks)), tuple(edges))
+        pairs: dict[tuple[int, int], Graph] = {}
+        while self._accept("pair"):
+            halves = tuple(self._integer("a stage's number") for _ in ("forward", "backward"))
+            if not all(0 <= index < count for index in halves):
+                self._fail(f"a pair of stages {halves} of a program with {count} stages")
+            pairs[halves[0], halves[1]] = self.graph()
+        stages = tuple(Stage(i, t) for i, t in enumerate(tasks))
+        return Program(name, stages, tuple(edges), pairs=pairs)
 
     def _edge(self) -> Edge:
         source = self._integer("a stage's number")

@@ -20,6 +20,8 @@ TaskKind: TypeAlias = Literal["F", "B", "I", "W"]
 EdgeKind: TypeAlias = Literal["activation", "gradient"]
 
 TASK_KINDS: tuple[TaskKind, ...] = ("F", "B", "I", "W")
+PAIR = "F&B"
+"""What the task of a pair is called."""
 
 
 @dataclass(frozen=True)
@@ -86,12 +88,17 @@ class Stage:
 
 @dataclass(frozen=True)
 class Program:
-    """Stages in order, the edges between them, and notes for the user (a stage is empty, a cut is wide, ...)."""
+    """Stages in order, the edges between them, and notes for the user (a stage is empty, a cut is wide, ...).
+
+    `pairs[f, b]` is the task F&B of a schedule that overlaps: stage f's F with stage b's B in one graph, whose inputs
+    and outputs are those of B, then those of F.
+    """
 
     name: str
     stages: tuple[Stage, ...]
     edges: tuple[Edge, ...]
     notes: tuple[str, ...] = field(default=(), compare=False)
+    pairs: Mapping[tuple[int, int], Graph] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for position, stage in enumerate(self.stages):

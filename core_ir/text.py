@@ -44,6 +44,8 @@ class ProgramLike(Protocol):
     def edges(self) -> Sequence[Any]: ...
     @property
     def stages(self) -> Sequence[Any]: ...
+    @property
+    def pairs(self) -> Mapping[tuple[int, int], Graph]: ...
 
 
 def print_program(program: ProgramLike, *, source: bool = False) -> str:
@@ -58,6 +60,9 @@ def print_program(program: ProgramLike, *, source: bool = False) -> str:
         for kind, graph in stage.tasks.items():
             lines.append("")
             _graph_lines(graph, "", f"task {stage.index} {kind} ", lines, source)
+    for (forward, backward), graph in program.pairs.items():
+        lines.append("")
+        _graph_lines(graph, "", f"pair {forward} {backward} ", lines, source)
     return "\n".join(lines) + "\n"
 
 

@@ -64,7 +64,22 @@ def verify_program(program: Program) -> Program:
     received = {(e.target, e.input) for e in program.edges}
     for stage in program.stages:
         _verify_flow(program, stage, received)
+    for pair, graph in program.pairs.items():
+        _verify_pair(program, pair, verify(graph))
     return program
+
+
+def _verify_pair(program: Program, pair: tuple[int, int], graph: Graph) -> None:
+    forward, backward = program.task(pair[0], "F"), program.task(pair[1], "B")
+    for side, found, wanted in (
+        ("inputs", graph.input_types, (*backward.input_types, *forward.input_types)),
+        ("outputs", graph.output_types, (*backward.output_types, *forward.output_types)),
+    ):
+        if found != wanted:
+            raise VerifyError(
+                f"pair of stage {pair[0]}'s forward and stage {pair[1]}'s backward: its {side} must be those of "
+                f"{backward.name}, then those of {forward.name}; expected {list(wanted)}, found {list(found)}"
+            )
 
 
 _FROM_RUNTIME = ("param", "buffer", "batch", "rng_key", "loss_grad")

@@ -8,6 +8,7 @@ from typing import Any
 from plait.backends.runtime import Engine
 from plait.core_ir.arrays import is_torch
 from plait.core_ir.errors import ScheduleError, UsageError
+from plait.core_ir.passes.multiplex import multiplex_pairs
 from plait.core_ir.passes.pipeline import build_program
 from plait.core_ir.program import Program
 from plait.core_ir.schedule import registry
@@ -103,6 +104,7 @@ def compile(
             device=where if framework == options.backend == "torch" else None,
         )
         chosen = schedule_for(program, schedule, num_ranks, num_microbatches)
+        program = multiplex_pairs(program, chosen.pairs)
         built: Engine = engines.build(
             program, chosen, engine=options.engine, device=where, codegen=options.codegen
         )

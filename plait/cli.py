@@ -12,14 +12,15 @@ from typing import Annotated, NoReturn, TypeAlias
 import typer
 from rich.console import Console
 
-from plait.api import capture_program
+from plait.api import capture_program, schedule_for
 from plait.cli_schedule import app as schedule_app
 from plait.compare.events import MISUSES
 from plait.compare.plan import Request, plan_jobs
 from plait.compare.report import WIDTH, Display, rows_table, training_table
 from plait.compare.run import Results, run_jobs
 from plait.core_ir.errors import PlaitError, UsageError
-from plait.core_ir.program import TASK_KINDS
+from plait.core_ir.passes.multiplex import multiplex_pairs
+from plait.core_ir.program import PAIR, TASK_KINDS
 from plait.core_ir.text import print_graph, print_program
 from plait.workloads.workload import Sizes, Workload, is_named, load_workload
 
@@ -191,14 +192,24 @@ def program(
     batch_size: BatchSize = None,
     dtype: Dtype = "f32",
     stage: Annotated[int | None, typer.Option(min=0, help="One stage. Default: all.")] = None,
-    task: Annotated[str | None, typer.Option(help="One task: F, B, I or W. Default: all.")] = None,
+    task: Annotated[
+        str | None, typer.Option(help="One task: F, B, I, W or F&B. Default: all.")
+    ] = None,
+    schedule: Annotated[
+        str | None,
+        typer.Option(
+            help="Whose F&B pairs to join. Default: dualpipev with --task F&B, else none."
+        ),
+    ] = None,
     source: Annotated[
         bool, typer.Option("--source", help="Say where each equation comes from.")
     ] = False,
 ) -> None:
     """Print the IR of a model's pipeline, or of some of its tasks. Nothing is compiled."""
-    if task is not None and task not in TASK_KINDS:
-        raise UsageError(f"unknown task {task!r}; there are: {', '.join(TASK_KINDS)}")
+    if task is not None and task not in (*TASK_KINDS, PAIR):
+        raise UsageError(f"unknown task {task!r}; there are: {', '.join((*TASK_KINDS, PAIR))}")
+    if schedule is None and task == PAIR:
+        schedule = "dualpipev"
     request = Request(model, config, _names(frontend), (), (), ("1f1b",), ranks, (microbatches,))
     request = replace(request, dtype=dtype, batch_size=batch_size, split=_names(split))
     job = plan_jobs(request)[0]
@@ -213,14 +224,18 @@ def program(
     )
     if stage is not None and stage >= built.num_stages:
         raise UsageError(f"there is no stage {stage}; stages are 0 to {built.num_stages - 1}")
+    if schedule is not None:
+        chosen = schedule_for(built, schedule, None, microbatches)
+        built = multiplex_pairs(built, chosen.pairs)
     if stage is None and task is None:
         sys.stdout.write(print_program(built, source=source))
         return
+    tasks = [
+        *((part.index, kind, graph) for part in built.stages for kind, graph in part.tasks.items()),
+        *((forward, PAIR, graph) for (forward, _), graph in built.pairs.items()),
+    ]
     graphs = (
-        graph
-        for part in built.stages
-        for kind, graph in part.tasks.items()
-        if stage in (None, part.index) and task in (None, kind)
+        graph for index, kind, graph in tasks if stage in (None, index) and task in (None, kind)
     )
     sys.stdout.write("\n".join(print_graph(graph, source=source) for graph in graphs))
 

@@ -24,10 +24,11 @@ from plait.backends.runtime import (
     StepInputs,
     StepOutputs,
     add_shared,
+    pair_graphs,
     task_graphs,
 )
 from plait.backends.spans import by_rank, dispatch
-from plait.backends.timing import PROFILE_ROUNDS, TaskTimer, median_seconds, task_times
+from plait.backends.timing import TaskTimer, median_seconds, task_times
 from plait.core_ir.arrays import is_torch, to_numpy
 from plait.core_ir.program import Program
 from plait.core_ir.schedule.ir import ActionTable
@@ -87,7 +88,11 @@ class MpmdEngine:
             (stage, kind): compile_task(graph, device=placed[stage])
             for stage, kind, graph in task_graphs(program, self.stages)
         }
-        self._plan = Plan(program, self.stages, tasks, self.arrays)
+        pairs = {
+            pair: compile_task(graph, device=placed[pair[0]])
+            for pair, graph in pair_graphs(program, self.stages)
+        }
+        self._plan = Plan(program, self.stages, tasks, self.arrays, pairs)
         self.reschedule(schedule)
         self.compile_seconds = time.perf_counter() - started
 
@@ -120,15 +125,14 @@ class MpmdEngine:
         """Times of some steps run task by task, each waited for, and of moves between devices."""
         timer = TaskTimer(jax.block_until_ready)
         with jax.enable_x64(True):
-            for _ in range(PROFILE_ROUNDS):
-                step = timer.step(self._plan, inputs)
+            for step in timer.steps(self._plan, inputs):
                 for action in self._order:
                     step.compute(action)
             transfer = {
                 (source, target): self._move_seconds(types, source, target)
                 for (source, target), types in largest_messages(self._plan.program).items()
             }
-        return task_times(timer.rounds, len(self.stages), transfer=transfer)
+        return task_times(timer.rounds, len(self.stages), timer.pair_rounds, transfer=transfer)
 
     def measure(self, inputs: StepInputs) -> Spans:
         """As the actions were dispatched and their results came to be: see `timing.dispatch`."""

@@ -4,9 +4,9 @@ Every rank compiles the tasks of its own stages and runs its row of the lowered 
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -14,7 +14,6 @@ from plait.backends.messages import largest_messages, num_bytes, stage_elsewhere
 from plait.backends.runtime import Spans, Step, StepInputs, StepOutputs
 from plait.backends.spans import Recorder, by_rank
 from plait.backends.timing import (
-    PROFILE_ROUNDS,
     TaskTimer,
     median_seconds,
     task_times,
@@ -29,6 +28,8 @@ from plait.core_ir.program import EdgeKind, Program
 from plait.core_ir.schedule.ir import Action
 from plait.core_ir.schedule.schedule import Schedule
 from plait.core_ir.schedule.times import Times
+
+_T = TypeVar("_T")
 
 
 class DistributedEngine:
@@ -80,15 +81,16 @@ class DistributedEngine:
         latency, alone = self._transfers()
         timer = TaskTimer(self.arrays.wait)
         offset = clock_offset(self.group, self.arrays.device)
-        for _ in range(PROFILE_ROUNDS):
+        for step in timer.steps(self._plan, inputs):
             self.agree(None)  # all begin together
-            self._execute(timer.step(self._plan, inputs), self._actions)
-        everywhere = self.group.gather(timer.shifted(offset))
-        rounds = [list(chain.from_iterable(of_ranks)) for of_ranks in zip(*everywhere, strict=True)]
+            self._execute(step, self._actions)
+        rounds = _joined(self.group.gather(timer.shifted(offset)))
+        pair_rounds = _joined(self.group.gather(timer.pair_rounds))
         transfer = transfer_times(rounds, self._program, self._placement, alone)
         return task_times(
             rounds,
             self._program.num_stages,
+            pair_rounds,
             comm=latency,
             transfer={pair: max(0.0, seconds - latency) for pair, seconds in transfer.items()},
         )
@@ -227,6 +229,11 @@ class DistributedEngine:
 
         self.agree(None)
         return self.group.gather(median_seconds(there_and_back) / 2)[sender]
+
+
+def _joined(of_ranks: Sequence[Sequence[Iterable[_T]]]) -> list[list[_T]]:
+    """Each round, of all ranks."""
+    return [list(chain.from_iterable(parts)) for parts in zip(*of_ranks, strict=True)]
 
 
 def _move(step: Step, mail: Mail, action: Action) -> None:

@@ -19,10 +19,11 @@ from plait.backends.runtime import (
     StepInputs,
     StepOutputs,
     add_shared,
+    pair_graphs,
     task_graphs,
 )
 from plait.backends.spans import Recorder, by_rank
-from plait.backends.timing import PROFILE_ROUNDS, TaskTimer, task_times
+from plait.backends.timing import TaskTimer, task_times
 from plait.backends.torch.arrays import to_torch, torch_dtype
 from plait.backends.torch.compile import compile_task
 from plait.core_ir.program import Program
@@ -70,12 +71,16 @@ class TorchArrays:
 def compile_plan(
     program: Program, stages: tuple[int, ...], *, device: torch.device, codegen: str
 ) -> Plan:
-    """Compile F, I and W of some stages; equal graphs share one artifact."""
+    """Compile F, I and W of some stages, and F&B of their pairs; equal graphs share one artifact."""
     tasks = {
         (stage, kind): compile_task(graph, codegen=codegen, device=device)
         for stage, kind, graph in task_graphs(program, stages)
     }
-    return Plan(program, stages, tasks, TorchArrays(device))
+    pairs = {
+        pair: compile_task(graph, codegen=codegen, device=device)
+        for pair, graph in pair_graphs(program, stages)
+    }
+    return Plan(program, stages, tasks, TorchArrays(device), pairs)
 
 
 class LocalEngine:
@@ -114,11 +119,10 @@ class LocalEngine:
     def profile(self, inputs: StepInputs) -> Times:
         """Times of some steps run task by task; on one device a transfer costs nothing."""
         timer = TaskTimer(self.arrays.wait)
-        for _ in range(PROFILE_ROUNDS):
-            step = timer.step(self._plan, inputs)
+        for step in timer.steps(self._plan, inputs):
             for action in self._order:
                 step.compute(action)
-        return task_times(timer.rounds, len(self.stages))
+        return task_times(timer.rounds, len(self.stages), timer.pair_rounds)
 
     @torch.no_grad()
     def measure(self, inputs: StepInputs) -> Spans:

@@ -138,6 +138,13 @@ class ActionTable:
         return len(self.kind)
 
     @property
+    def pairs(self) -> frozenset[tuple[int, int]]:
+        """(stage of the forward, stage of the backward) of every overlapped pair."""
+        is_pair = self.kind == OVERLAP_F_B.code
+        stages = zip(self.stage[is_pair].tolist(), self.other_stage[is_pair].tolist(), strict=True)
+        return frozenset(stages)
+
+    @property
     def is_lowered(self) -> bool:
         """True when the table holds messages."""
         return bool(IS_MESSAGE[self.kind].any())

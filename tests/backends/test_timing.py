@@ -44,7 +44,7 @@ def test_tasks_are_timed_and_give_what_they_give(clock: Clock) -> None:
     for key, seconds in slow.items():
         plan.tasks[key] = _slowed(tasks[key], lambda s=seconds: clock.sleep(s))  # type: ignore[index]
     timer = TaskTimer(lambda arrays: None)
-    step = timer.step(plan, inputs)
+    [step] = timer.steps(plan, inputs, 1)
     for action in linear_order(build("1f1b", 2, 4), program):
         step.compute(action)
     times = task_times(timer.rounds, 2, comm=0.5, transfer={(0, 1): 0.25})
@@ -70,7 +70,7 @@ def _slowed(task: Any, sleep: Callable[[], None]) -> Any:
 def test_a_wait_belongs_to_the_task_whose_results_it_waits_for(clock: Clock) -> None:
     program = layers([3, 3, 3])
     timer = TaskTimer(lambda arrays: clock.sleep(4.0) if arrays else None)
-    step = timer.step(numpy_plan(program), inputs_for(program, 1))
+    [step] = timer.steps(numpy_plan(program), inputs_for(program, 1), 1)
     for action in linear_order(build("zb-h1", 2, 1), program):
         step.compute(action)
     [runs] = timer.rounds
@@ -88,6 +88,12 @@ def test_a_task_takes_the_mean_of_a_round_and_the_median_of_rounds() -> None:
     ]
     times = task_times(rounds, 2)
     assert (times.f, times.i, times.w) == ((3.0, 0.0), (0.0, 0.0), (0.0, 4.0))
+
+
+def test_a_pair_takes_what_it_took_as_one() -> None:
+    rounds = [[TaskRun((kind, stage, 0), 0.0, 1.0) for kind in "FIW" for stage in (0, 1)]]  # type: ignore[arg-type]
+    times = task_times(rounds, 2, [[(0, 2.0), (0, 3.0)], [(0, 2.0)], [(0, 9.0)]])
+    assert times.fb == (2.5, 3.0)  # of a forward in stage 1 there was none: its tasks one after the other
 
 
 def test_a_message_takes_as_long_as_its_rank_waited_for_it() -> None:

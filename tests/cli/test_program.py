@@ -118,3 +118,23 @@ def test_mistake_is_one_line_and_exit_code_2(
     assert out == ""
     assert err.startswith(message)
     assert err.count("\n") == 1
+
+
+def test_a_pair_holds_both_halves(capsys: pytest.CaptureFixture[str]) -> None:
+    code, text, _ = run(capsys, "program", "mlp", "--task", "F&B", "--stages", "4")
+    assert code == 0
+    names = re.findall(r"^graph @(\S+?)\(", text, re.MULTILINE)
+    assert names == [
+        f"joint.stage{b}.backward_joint.stage{f}.forward"
+        for f, b in [(0, 3), (1, 2), (2, 1), (3, 0)]
+    ]
+    first, *_ = re.split(r"(?=^graph)", text, flags=re.MULTILINE)[1:]
+    pair = parse_graph("plait.ir 1\n\n" + first)
+    assert {p.name.partition(".")[0] for p in pair.input_ports} == {"backward", "forward"}
+    _, whole, _ = run(capsys, "program", "mlp", "--stages", "4", "--schedule", "dualpipev")
+    assert list(parse_program(whole).pairs) == [(0, 3), (1, 2), (2, 1), (3, 0)]
+
+
+def test_a_schedule_without_pairs_has_none(capsys: pytest.CaptureFixture[str]) -> None:
+    code, text, _ = run(capsys, "program", "mlp", "--task", "F&B", "--schedule", "1f1b")
+    assert (code, text) == (0, "")
