@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from plait.core_ir.errors import TypeRuleError
-from plait.core_ir.types import DType, TensorType, type_of
+from plait.core_ir.types import AsyncType, DType, TensorType, type_of
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Attrs: TypeAlias = Mapping[str, Any]
@@ -35,6 +35,9 @@ Run: TypeAlias = Callable[[Any, Sequence[Array]], list[Array]]
 
 InferRule: TypeAlias = Callable[[Types, Attrs], tuple[TensorType, ...]]
 EvaluateRule: TypeAlias = Callable[[Sequence[Array], Attrs, Run], Sequence[Array]]
+EvaluateRanksRule: TypeAlias = Callable[
+    [Sequence[Sequence[Array]], Attrs], Sequence[Sequence[Array]]
+]
 FlopsRule: TypeAlias = Callable[[Types, Attrs, Types], int]
 
 
@@ -70,7 +73,10 @@ class Op:
     constraints: numbered from 1; `C2` in an error and in a test's name is the second of these.
     movement: it only moves data (no arithmetic on elements).
     commutative: its two operands may be exchanged without changing a bit of the result.
-    effect: never merged, dropped or reordered.
+    effect: never merged, dropped, computed twice or reordered.
+    evaluate_ranks: the meaning of an op over a mesh axis, for all ranks of one group at once, in order: `(operands of
+        each rank, attrs) -> results of each rank`. Its `evaluate` is that of a group of one.
+    takes_async: its operands may be of async types, which no other op takes.
     """
 
     name: str
@@ -83,6 +89,8 @@ class Op:
     movement: bool = False
     commutative: bool = False
     effect: bool = False
+    evaluate_ranks: EvaluateRanksRule | None = None
+    takes_async: bool = False
     doc: str = ""
 
     def __repr__(self) -> str:
@@ -98,6 +106,12 @@ class Op:
             raise TypeRuleError(
                 f"{self.name}: expected {self.num_operands} operands, got {len(operands)}"
             )
+        if not self.takes_async:
+            for number, type_ in enumerate(operands):
+                if isinstance(type_, AsyncType):
+                    raise TypeRuleError(
+                        f"{self.name}: operand {number} is {type_}: wait for it, and read the result of the wait"
+                    )
         schema = self._schema
         for name, value in attrs.items():
             attr = schema.get(name)

@@ -13,7 +13,7 @@ from plait.core_ir.op import Array, Literal
 from plait.core_ir.ops import OPS
 from plait.core_ir.program import TASK_KINDS, Edge, EdgeKind, Program, Stage, TaskKind
 from plait.core_ir.text import HEADER
-from plait.core_ir.types import DTYPES, DType, TensorType
+from plait.core_ir.types import DTYPES, AsyncType, DType, TensorType
 
 T = TypeVar("T")
 
@@ -26,7 +26,7 @@ _TOKEN = re.compile(
     | (?P<string>"(?:[^"\\]|\\.)*")
     | (?P<hash>\#[0-9a-f]+)
     | (?P<at>@(?:[A-Za-z_][A-Za-z0-9_.\-]*|[0-9]+|"(?:[^"\\]|\\.)*"))
-    | (?P<punctuation>->|[()\[\]{},:=&])
+    | (?P<punctuation>->|[()\[\]{},:=&<>])
     """,
     re.VERBOSE,
 )
@@ -272,6 +272,14 @@ class _Parser:
         return name, self._type()
 
     def _type(self) -> TensorType:
+        if self._accept("async"):
+            self._expect("<")
+            kind = AsyncType(self._tensor_type())
+            self._expect(">")
+            return kind
+        return self._tensor_type()
+
+    def _tensor_type(self) -> TensorType:
         name = self._take("word", "a dtype")
         dtype = DTYPES.get(name)
         if dtype is None:

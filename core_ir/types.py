@@ -1,4 +1,4 @@
-"""Types of values: element types and tensor types.
+"""Types of values: element types, tensor types, and the types of what is under way between ranks.
 
 A tensor type is a dtype and a shape. There are no strides: every port is row-major contiguous.
 """
@@ -127,6 +127,28 @@ class TensorType:
 
     def __repr__(self) -> str:
         return f"{self.dtype.name}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class AsyncType(TensorType):
+    """`async<f32[8, 4]>`: what a collective has started to write, for one `wait` to read.
+
+    It has the dtype, the shape and the bytes of the tensor to come, for whoever reserves its memory. It equals no
+    tensor type, and `Op.types` keeps it from every op but `wait`.
+    """
+
+    def __init__(self, type: TensorType) -> None:
+        if isinstance(type, AsyncType):
+            raise TypeError(f"AsyncType needs a tensor type, got {type!r}")
+        super().__init__(type.dtype, type.shape)
+
+    @property
+    def type(self) -> TensorType:
+        """The type of the tensor to come."""
+        return TensorType(self.dtype, self.shape)
+
+    def __repr__(self) -> str:
+        return f"async<{self.type}>"
 
 
 KEY = TensorType(u32, (2,))

@@ -1,8 +1,11 @@
 """Whether a graph, and a program, is well formed. Linear in their size."""
 
+from collections import Counter
+
 from plait.core_ir.errors import TypeRuleError, VerifyError
 from plait.core_ir.graph import Eqn, Graph, Port, Value
 from plait.core_ir.program import Edge, Program, Stage
+from plait.core_ir.types import AsyncType
 
 
 def verify(graph: Graph) -> Graph:
@@ -18,6 +21,7 @@ def verify(graph: Graph) -> Graph:
     for value, port in zip(graph.outputs, graph.output_ports, strict=True):
         if value not in defined:
             raise VerifyError(f"graph {graph.name}: output {port} {value!r} is not defined")
+    _verify_async(graph)
     _verify_ports(graph, "input", graph.input_ports)
     _verify_ports(graph, "output", graph.output_ports)
     return graph
@@ -44,6 +48,31 @@ def _verify_eqn(graph: Graph, position: int, eqn: Eqn, defined: set[Value]) -> N
         for nested in attr if isinstance(attr, tuple) else (attr,):
             if isinstance(nested, Graph):
                 verify(nested)
+
+
+def _verify_async(graph: Graph) -> None:
+    """Each async value is read by one `wait`, and is neither input nor output (`Op.types` keeps it from other ops)."""
+    sides = (
+        ("input", graph.inputs, graph.input_ports),
+        ("output", graph.outputs, graph.output_ports),
+    )
+    for side, values, ports in sides:
+        for value, port in zip(values, ports, strict=True):
+            if isinstance(value.type, AsyncType):
+                raise VerifyError(
+                    f"graph {graph.name}: {side} {port} {value!r} is async; a collective is waited for in the graph "
+                    "that starts it, and the result of the wait is what leaves"
+                )
+    started = {r: e for e in graph.eqns for r in e.results if isinstance(r.type, AsyncType)}
+    if not started:
+        return
+    num_waits = Counter(o for e in graph.eqns for o in e.operands if o in started)
+    for value, eqn in started.items():
+        if num_waits[value] != 1:
+            raise VerifyError(
+                f"graph {graph.name}: {value!r} of {eqn.op.name} ({eqn.source}) is read {num_waits[value]} times; an "
+                "async value is read by exactly one wait"
+            )
 
 
 def _verify_ports(graph: Graph, side: str, ports: tuple[Port, ...]) -> None:

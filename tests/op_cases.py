@@ -7,12 +7,25 @@ def test_emitter(case: OpCase) -> None:
     case.check(run(case.graph, case.inputs))
 """
 
-from op_families import attention, control, elementwise, index, linalg, random_bits, reduce, shape
+from op_families import (
+    attention,
+    collective,
+    control,
+    elementwise,
+    index,
+    linalg,
+    random_bits,
+    reduce,
+    shape,
+)
 from op_families.case import OpCase
 
 CASES: list[OpCase] = [
     case
-    for family in (elementwise, shape, reduce, index, linalg, attention, random_bits, control)
+    for family in (
+        *(elementwise, shape, reduce, index, linalg, attention, random_bits, control),
+        collective,
+    )
     for case in family.CASES
 ]
 

@@ -3,6 +3,7 @@
 from plait.core_ir.op import Op
 from plait.core_ir.ops import (
     attention,
+    collective,
     control,
     convolution,
     elementwise,
@@ -25,6 +26,7 @@ FAMILIES: dict[str, tuple[Op, ...]] = {
     "attention": attention.FAMILY,
     "random": random.FAMILY,
     "control": control.FAMILY,
+    "collective": collective.FAMILY,
 }
 
 OPS: dict[str, Op] = {op.name: op for family in FAMILIES.values() for op in family}

@@ -246,7 +246,7 @@ extern = Op(
         str_attr("target"),
         Attr(
             "results",
-            lambda v: isinstance(v, tuple) and all(isinstance(t, TensorType) for t in v),
+            lambda v: isinstance(v, tuple) and all(type(t) is TensorType for t in v),
             "a tuple of tensor types",
         ),
         str_attr("spec"),

@@ -10,11 +10,13 @@ import pytest
 from plait.core_ir.errors import TypeRuleError
 from plait.core_ir.interpret import interpret
 from plait.core_ir.op import Array, Op
-from plait.core_ir.types import DTYPES, TensorType, type_of
+from plait.core_ir.types import DTYPES, AsyncType, TensorType, type_of
 
 
 def parse_type(text: str) -> TensorType:
-    """`f32[2, 3]` as a type."""
+    """`f32[2, 3]` as a type; `async<f32[2, 3]>` too."""
+    if started := re.fullmatch(r"async<(.*)>", text):
+        return AsyncType(parse_type(started[1]))
     match = re.fullmatch(r"(\w+)\[(.*)\]", text)
     assert match, text
     sizes = tuple(int(size) for size in match[2].split(",") if size.strip())
