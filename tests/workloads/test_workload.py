@@ -82,7 +82,7 @@ def test_tokens_of_a_batch() -> None:
 
 
 def test_families_are_the_folders_with_a_config() -> None:
-    assert family_names() == ("llama", "mlp")
+    assert family_names() == ("deepseek_v3", "llama", "mlp")
     assert find_family("mlp").config("tiny").num_layers == 4
 
 

@@ -1,0 +1,1 @@
+"""DeepSeek-V3: latent attention, and mixtures of experts balanced by a bias of the router (arXiv 2412.19437)."""
