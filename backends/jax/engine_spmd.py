@@ -21,7 +21,7 @@ from plait.backends.jax.spmd.plan import Plan, make_plan
 from plait.backends.jax.spmd.pools import PHASES, collect_pools
 from plait.backends.jax.spmd.program import rank_program
 from plait.backends.jax.spmd.staging import Packer, Unpacker, gather, input_types, part_of
-from plait.backends.jax.spmd.ticks import assign_ticks
+from plait.backends.jax.spmd.ticks import assign_ticks, pairs_of
 from plait.backends.jax.spmd.wiring import wire
 from plait.backends.runtime import Spans, StepInputs, StepOutputs, add_shared
 from plait.core_ir.errors import BatchError, UsageError
@@ -156,7 +156,15 @@ def trace_program(
     pools = collect_pools(program, placement, num_ranks, kinds)
     tasks = wire(program, pools, placement, kinds)
     ticks = assign_ticks(schedule, program, backward="I" in kinds)
-    plan = make_plan(pools, tasks, ticks, placement, num_ranks, schedule.num_microbatches)
+    plan = make_plan(
+        pools,
+        tasks,
+        ticks,
+        pairs_of(schedule),
+        placement,
+        schedule.num_microbatches,
+        num_ranks,
+    )
     # Replication checking stays off: tasks hold no derivatives to which it could add a sum.
     mapped = jax.shard_map(
         rank_program(plan, AXIS),

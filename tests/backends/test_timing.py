@@ -93,7 +93,10 @@ def test_a_task_takes_the_mean_of_a_round_and_the_median_of_rounds() -> None:
 def test_a_pair_takes_what_it_took_as_one() -> None:
     rounds = [[TaskRun((kind, stage, 0), 0.0, 1.0) for kind in "FIW" for stage in (0, 1)]]  # type: ignore[arg-type]
     times = task_times(rounds, 2, [[(0, 2.0), (0, 3.0)], [(0, 2.0)], [(0, 9.0)]])
-    assert times.fb == (2.5, 3.0)  # of a forward in stage 1 there was none: its tasks one after the other
+    assert times.fb == (
+        2.5,
+        3.0,
+    )  # of a forward in stage 1 there was none: its tasks one after the other
 
 
 def test_a_message_takes_as_long_as_its_rank_waited_for_it() -> None:

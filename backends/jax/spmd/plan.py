@@ -1,22 +1,22 @@
 """The table that drives an spmd program: for each rank and tick, which task runs on which rows of which pools."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from plait.backends.jax.spmd.layout import Layout
-from plait.backends.jax.spmd.pools import Pools
+from plait.backends.jax.spmd.pools import PHASES, Pools
 from plait.backends.jax.spmd.slots import colour
 from plait.backends.jax.spmd.ticks import Task
-from plait.backends.jax.spmd.wiring import Wired
-from plait.core_ir.program import TaskKind
+from plait.backends.jax.spmd.wiring import Body, TaskKey, Wired
+from plait.core_ir.program import PAIR
 
-PHASES: tuple[TaskKind, ...] = ("F", "I", "W")
-_TIMES_PER_TICK = len(PHASES) + 1
+BODIES: tuple[Body, ...] = (PAIR, *PHASES)
+_TIMES_PER_TICK = len(BODIES) + 1
 """The phases of a tick, then the exchange of messages."""
 
 Column: TypeAlias = tuple[str | int, ...]
@@ -36,11 +36,11 @@ class Plan:
     num_ranks: int
     num_microbatches: int
     pools: Pools
-    tasks: Mapping[tuple[TaskKind, int], Wired]
+    tasks: Mapping[TaskKey, Wired]
     table: NDArray[np.int32]
     columns: Mapping[Column, int]
-    branches: Mapping[TaskKind, tuple[Wired, ...]]
-    written: Mapping[TaskKind, tuple[str, ...]]
+    branches: Mapping[Body, tuple[Wired, ...]]
+    written: Mapping[Body, tuple[str, ...]]
     num_rows: Mapping[str, int]
     senders: Mapping[str, tuple[int, ...]]
 
@@ -54,37 +54,73 @@ class Plan:
         return self.pools.offsets.get(pool, 0) != 0
 
     @cached_property
-    def kinds(self) -> tuple[TaskKind, ...]:
+    def kinds(self) -> tuple[Body, ...]:
         """The kinds of task that run, in the order of phases."""
-        return tuple(kind for kind in PHASES if kind in self.branches)
+        return tuple(kind for kind in BODIES if kind in self.branches)
+
+    def sent_by(self, kind: Body) -> Iterator[str]:
+        """The pools of messages to other ranks that no later phase of a tick writes."""
+        later = self.kinds[self.kinds.index(kind) + 1 :]
+        for pool in self.written[kind]:
+            if self.is_remote(pool) and not any(pool in self.written[other] for other in later):
+                yield pool
 
 
 def make_plan(
     pools: Pools,
-    tasks: Mapping[tuple[TaskKind, int], Wired],
+    tasks: Mapping[TaskKey, Wired],
     ticks: Mapping[Task, int],
+    pairs: Iterable[tuple[Task, Task]],
     placement: Sequence[int],
-    num_ranks: int,
     num_microbatches: int,
+    num_ranks: int,
 ) -> Plan:
-    """Rows for every value and the table that says so; `ticks` says when each task runs."""
-    return _Planner(pools, tasks, ticks, tuple(placement), num_ranks, num_microbatches).plan()
+    """Rows for every value and the table that says so.
+
+    `ticks` says when each task runs; `pairs`, (backward, forward), which run as one: those that are among `tasks`.
+    """
+    runs = _runs(tasks, ticks, pairs)
+    return _Planner(pools, tasks, runs, tuple(placement), num_ranks, num_microbatches).plan()
+
+
+class _Run(NamedTuple):
+    """One task in one tick, with the microbatch of each of its parts."""
+
+    key: TaskKey
+    tick: int
+    microbatches: tuple[int, ...]
+
+
+def _runs(
+    tasks: Mapping[TaskKey, Wired], ticks: Mapping[Task, int], pairs: Iterable[tuple[Task, Task]]
+) -> list[_Run]:
+    runs, paired = [], set[Task]()
+    for (_, backward, mb), (_, forward, mf) in pairs:
+        key = (PAIR, (backward, forward))
+        if key in tasks:
+            runs.append(_Run(key, ticks["F", forward, mf], (mb, mf)))
+            paired |= {("F", forward, mf), ("I", backward, mb), ("W", backward, mb)}
+    for (kind, stage, m), tick in ticks.items():
+        if (kind, stage, m) not in paired:
+            runs.append(_Run((kind, (stage,)), tick, (m,)))
+    return runs
 
 
 class _Planner:
     def __init__(
         self,
         pools: Pools,
-        tasks: Mapping[tuple[TaskKind, int], Wired],
-        ticks: Mapping[Task, int],
+        tasks: Mapping[TaskKey, Wired],
+        runs: Sequence[_Run],
         placement: tuple[int, ...],
         num_ranks: int,
         num_microbatches: int,
     ) -> None:
-        self.pools, self.tasks, self.ticks = pools, tasks, ticks
+        self.pools, self.tasks, self.runs = pools, tasks, runs
         self.placement, self.num_ranks = placement, num_ranks
         self.num_microbatches = num_microbatches
-        self.kinds = tuple(k for k in PHASES if any(kind == k for kind, _ in tasks))
+        self.kinds = tuple(k for k in BODIES if any(kind == k for kind, _ in tasks))
+        self.times = dict(self._times())
         self.branch_of, self.branches = self._branches()
         self.written = {
             kind: tuple(sorted({p for task in self.branches[kind] for p in task.written}))
@@ -98,19 +134,19 @@ class _Planner:
 
     def _branches(
         self,
-    ) -> tuple[dict[tuple[TaskKind, int], int], dict[TaskKind, tuple[Wired, ...]]]:
-        numbers: dict[tuple[TaskKind, int], int] = {}
-        branches: dict[TaskKind, tuple[Wired, ...]] = {}
+    ) -> tuple[dict[TaskKey, int], dict[Body, tuple[Wired, ...]]]:
+        numbers: dict[TaskKey, int] = {}
+        branches: dict[Body, tuple[Wired, ...]] = {}
         for kind in self.kinds:
             seen: dict[tuple[object, ...], int] = {}
             chosen: list[Wired] = []
-            for (other, stage), task in self.tasks.items():
-                if other != kind:
+            for key, task in self.tasks.items():
+                if key[0] != kind:
                     continue
                 if task.signature not in seen:
                     seen[task.signature] = len(chosen)
                     chosen.append(task)
-                numbers[kind, stage] = seen[task.signature]
+                numbers[key] = seen[task.signature]
             branches[kind] = tuple(chosen)
         return numbers, branches
 
@@ -148,12 +184,12 @@ class _Planner:
 
     def _colour(self, pool: str) -> None:
         offset = self.pools.offsets.get(pool, 0)
-        born_by: TaskKind = "I" if pool == "handover" or pool.startswith("gradient") else "F"
-        readers: dict[int, list[tuple[TaskKind, int]]] = {}
-        for key, task in self.tasks.items():
-            for (other, _), owner in task.owners.items():
-                if other == pool:
-                    readers.setdefault(owner, []).append(key)
+        born_by = "I" if pool == "handover" or pool.startswith("gradient") else "F"
+        readers: dict[int, list[tuple[Body, int]]] = {}
+        for (kind, stages), task in self.tasks.items():
+            for (other, _), row in task.rows.items():
+                if other == pool and kind != PAIR:  # its halves read what F, I and W read
+                    readers.setdefault(row.owner, []).append((kind, stages[0]))
         rows: dict[tuple[int, int], int] = {}
         num_rows = 0
         for rank in range(self.num_ranks):
@@ -162,17 +198,26 @@ class _Planner:
                 if (self.placement[owner] + offset) % self.num_ranks != rank:
                     continue
                 for m in range(self.num_microbatches):
-                    birth = self._time(born_by, owner, m, exchanged=offset != 0)
-                    deaths = [self._time(kind, stage, m) for kind, stage in readers.get(owner, ())]
+                    birth = self.times[born_by, owner, m]
+                    if offset:  # it arrives at the end of the tick
+                        birth += _TIMES_PER_TICK - 1 - birth % _TIMES_PER_TICK
+                    deaths = [self.times[kind, stage, m] for kind, stage in readers.get(owner, ())]
                     intervals[owner, m] = (birth, max(deaths, default=birth))
             coloured, needed = colour(intervals)
             rows.update(coloured)
             num_rows = max(num_rows, needed)
         self.rows[pool], self.num_rows[pool] = rows, num_rows
 
-    def _time(self, kind: TaskKind, stage: int, microbatch: int, *, exchanged: bool = False) -> int:
-        phase = len(PHASES) if exchanged else PHASES.index(kind)
-        return self.ticks[kind, stage, microbatch] * _TIMES_PER_TICK + phase
+    def _times(self) -> Iterator[tuple[tuple[Body, int, int], int]]:
+        """When each F, I and W runs: those of a pair when the pair does."""
+        for (kind, stages), tick, microbatches in self.runs:
+            time = tick * _TIMES_PER_TICK + BODIES.index(kind)
+            if kind == PAIR:
+                (backward, forward), (mb, mf) = stages, microbatches
+                yield from ((("F", forward, mf), time), (("I", backward, mb), time))
+                yield ("W", backward, mb), time
+            else:
+                yield (kind, stages[0], microbatches[0]), time
 
     def _row(self, pool: str, owner: int, microbatch: int) -> int:
         if pool == "microbatch":
@@ -189,20 +234,23 @@ class _Planner:
 
     def plan(self) -> Plan:
         columns = {column: number for number, column in enumerate(self._columns())}
-        num_ticks = 1 + max(self.ticks.values(), default=-1)
+        num_ticks = 1 + max((run.tick for run in self.runs), default=-1)
         table = np.zeros((self.num_ranks, num_ticks, len(columns)), np.int32)
         for column, number in columns.items():
             if column[0] in ("write", "arrive"):
                 table[:, :, number] = self._spare(str(column[-1]))
         senders: dict[str, set[int]] = {}
-        for (kind, stage, m), tick in self.ticks.items():
-            task, rank = self.tasks[kind, stage], self.placement[stage]
+        for key, tick, microbatches in self.runs:
+            kind, task = key[0], self.tasks[key]
+            rank = self.placement[task.stages[0]]
             entry = table[rank, tick]
             entry[columns["run", kind]] = 1
-            entry[columns["branch", kind]] = self.branch_of[kind, stage]
-            for (pool, number), owner in task.owners.items():
-                entry[columns["read", kind, pool, number]] = self._row(pool, owner, m)
-            for pool in task.written:
+            entry[columns["branch", kind]] = self.branch_of[key]
+            for (pool, number), (owner, part) in task.rows.items():
+                row = self._row(pool, owner, microbatches[part])
+                entry[columns["read", kind, pool, number]] = row
+            for pool, (stage, part) in task.written.items():
+                m = microbatches[part]
                 offset = self.pools.offsets.get(pool, 0)
                 if offset:
                     senders.setdefault(pool, set()).add(rank)
@@ -229,7 +277,7 @@ class _Planner:
             columns["run", kind] = columns["branch", kind] = None
             for (other, _), task in self.tasks.items():
                 if other == kind:
-                    columns.update((("read", kind, *key), None) for key in task.owners)
+                    columns.update((("read", kind, *key), None) for key in task.rows)
             columns.update(
                 (("write", kind, pool), None)
                 for pool in self.written[kind]

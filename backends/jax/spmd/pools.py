@@ -125,7 +125,8 @@ def collect_pools(
         arrivals[edge.target, edge.input] = Arrival(pool, edge.source, edge.output)
     for stage in program.stages:
         arrived = {port for target, port in arrivals if target == stage.index}
-        _collect_saved(collector, stage, kinds, arrived)
+        in_pair = any(backward == stage.index for _, backward in program.pairs)
+        _collect_saved(collector, stage, kinds, arrived, ("B",) if in_pair else ())
     return Pools(collector.bundles, offsets, arrivals)
 
 
@@ -194,16 +195,20 @@ def _collect_gradients(collector: _Collector, stage: Stage, kinds: Iterable[Task
 
 
 def _collect_saved(
-    collector: _Collector, stage: Stage, kinds: Sequence[TaskKind], arrived: set[Port]
+    collector: _Collector,
+    stage: Stage,
+    kinds: Sequence[TaskKind],
+    arrived: set[Port],
+    backward: Sequence[TaskKind],
 ) -> None:
-    """What I and W read of F and W of I, apart from what arrived by an edge and still stands there."""
+    """What I and W (and the whole `backward`, of a pair) read of F and W of I, apart from what arrived by an edge."""
     if "I" not in kinds:
         return
     of_f = outputs(stage, "F")
     # A task of the backward sees a changed buffer as F saw it.
     of_f.update(collector.bundles.get("state", {}).get(stage.index, {}))
     of_i = outputs(stage, "I")
-    for_w, for_i = inputs(stage, ("W",)), inputs(stage, ("I",))
+    for_w, for_i = inputs(stage, ("W",)), inputs(stage, ("I", *backward))
     for port, type_ in {**for_w, **for_i}.items():
         if port in arrived:
             continue

@@ -1,4 +1,5 @@
-"""The program that all ranks run: a scan over the ticks of a table, three loops of at most one trip in each.
+"""The program that all ranks run: a scan over the ticks of a table, in each a loop of at most one trip for every kind
+of task.
 
 NOTE: the form is what keeps XLA from undoing it. A loop of no or one trip owns the pools it writes, so that they are
 updated in place; a `switch` over them would copy them in every branch. Inside it, a switch over the branches returns
@@ -19,8 +20,7 @@ from plait.backends.jax.private import barrier, permute
 from plait.backends.jax.spmd.layout import Place, pack, unpack
 from plait.backends.jax.spmd.plan import Plan
 from plait.backends.jax.spmd.pools import INPUT_POOLS
-from plait.backends.jax.spmd.wiring import Wired
-from plait.core_ir.program import TaskKind
+from plait.backends.jax.spmd.wiring import Body, Wired
 
 Fields: TypeAlias = tuple[jax.Array, ...]
 State: TypeAlias = dict[str, Fields]
@@ -78,7 +78,7 @@ def _empty_state(plan: Plan) -> dict[str, Fields]:
 
 
 def _phase(
-    plan: Plan, kind: TaskKind, fixed: State, state: State, row: jax.Array
+    plan: Plan, kind: Body, fixed: State, state: State, row: jax.Array
 ) -> tuple[State, jax.Array]:
     """Run the task of this kind that the row asks for, if it asks for one.
 
@@ -153,7 +153,7 @@ def _put(x: jax.Array, update: jax.Array, at: jax.Array) -> jax.Array:
 
 
 def _store(
-    plan: Plan, kind: TaskKind, pool: str, own: Fields, fresh: Fields, entry: jax.Array
+    plan: Plan, kind: Body, pool: str, own: Fields, fresh: Fields, entry: jax.Array
 ) -> Fields:
     """The pool with the new values in the row that the table names: added there if it holds sums."""
     if plan.is_remote(pool):
@@ -166,14 +166,13 @@ def _store(
     return tuple(_put(x, new, at) for x, new in zip(own, rows, strict=True))
 
 
-def _exchange(plan: Plan, kind: TaskKind, state: State, axis: str) -> dict[str, Fields]:
-    """Send what tasks of this kind made for other ranks, right behind them; what arrives, by pool."""
+def _exchange(plan: Plan, kind: Body, state: State, axis: str) -> dict[str, Fields]:
+    """Send what tasks made for other ranks, behind the last kind that can have made it; what arrives, by pool."""
     arrived = {}
-    for pool in plan.written[kind]:
-        if plan.is_remote(pool):
-            offset = plan.pools.offsets[pool]
-            pairs = [(rank, (rank + offset) % plan.num_ranks) for rank in plan.senders[pool]]
-            arrived[pool] = tuple(permute(x, axis, pairs) for x in state[outbox(pool)])
+    for pool in plan.sent_by(kind):
+        offset = plan.pools.offsets[pool]
+        pairs = [(rank, (rank + offset) % plan.num_ranks) for rank in plan.senders[pool]]
+        arrived[pool] = tuple(permute(x, axis, pairs) for x in state[outbox(pool)])
     return arrived
 
 

@@ -18,6 +18,15 @@ TASKS_OF: dict[str, tuple[TaskKind, ...]] = {
 }
 
 
+def pairs_of(schedule: ActionTable) -> Iterator[tuple[Task, Task]]:
+    """The (backward, forward) of every F&B action."""
+    for rank in range(schedule.num_ranks):
+        for action in schedule.rank(rank):
+            backward = action.partner
+            if backward is not None:
+                yield _task("B", backward), _task("F", action)
+
+
 def assign_ticks(schedule: ActionTable, program: Program, *, backward: bool) -> dict[Task, int]:
     """The tick of each task: as early as its rank's order and the edges allow, one action a rank and tick.
 
@@ -73,10 +82,14 @@ def _actions(schedule: ActionTable, rank: int, backward: bool) -> Iterator[list[
 
 
 def _tasks(action: Action) -> Iterator[Task]:
+    for kind in TASKS_OF[action.kind.name]:
+        yield _task(kind, action)
+
+
+def _task(kind: TaskKind, action: Action) -> Task:
     assert action.stage is not None, action
     assert action.microbatch is not None, action
-    for kind in TASKS_OF[action.kind.name]:
-        yield kind, action.stage, action.microbatch
+    return kind, action.stage, action.microbatch
 
 
 def _needs(tasks: list[Task], program: Program) -> Iterator[Task]:

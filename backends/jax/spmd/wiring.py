@@ -1,16 +1,27 @@
 """Tasks connected to pools: from which row and place each input comes, and to which each output goes."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple, TypeAlias
 
 from plait.backends.jax.spmd.layout import Place
-from plait.backends.jax.spmd.pools import MICROBATCH_ROLES, Pools
+from plait.backends.jax.spmd.pools import MICROBATCH_ROLES, PHASES, Pools
 from plait.core_ir.errors import VerifyError
 from plait.core_ir.graph import Graph, Port
 from plait.core_ir.passes.structure import graph_digest
-from plait.core_ir.program import Program, TaskKind
+from plait.core_ir.program import PAIR, Program, TaskKind
 from plait.core_ir.types import TensorType
+
+Body: TypeAlias = str
+"""F, I, W, or F&B: tasks of one kind share a loop of the program."""
+
+TaskKey: TypeAlias = tuple[Body, tuple[int, ...]]
+"""A task: its kind and its stages, of a pair that of the backward and that of the forward."""
+
+BACKWARD: TaskKind = "B"
+FORWARD: TaskKind = "F"
 
 
 @dataclass(frozen=True)
@@ -32,24 +43,28 @@ class Write:
     place: Place
 
 
+class Row(NamedTuple):
+    """Whose row it is, and of which part of a task the microbatch."""
+
+    owner: int
+    part: int
+
+
 @dataclass(frozen=True)
 class Wired:
-    """One task of one stage with its inputs and outputs connected.
+    """One task with its inputs and outputs connected.
 
-    `owners[pool, column]` is the owner of the row read there.
+    stages: of its parts: one, or of a pair that of the backward and that of the forward. `rows[pool, column]` is what
+    is read there; `written[pool]` the row that is written, always one of a part's own stage.
     """
 
-    kind: TaskKind
-    stage: int
+    kind: Body
+    stages: tuple[int, ...]
     graph: Graph
     reads: tuple[Read, ...]
     writes: tuple[Write, ...]
-    owners: Mapping[tuple[str, int], int]
-
-    @property
-    def written(self) -> frozenset[str]:
-        """The pools this task writes a row of: always its own stage's."""
-        return frozenset(w.pool for w in self.writes)
+    rows: Mapping[tuple[str, int], Row]
+    written: Mapping[str, Row]
 
     @cached_property
     def signature(self) -> tuple[object, ...]:
@@ -59,18 +74,58 @@ class Wired:
 
 def wire(
     program: Program, pools: Pools, placement: Sequence[int], kinds: Sequence[TaskKind]
-) -> dict[tuple[TaskKind, int], Wired]:
-    """The tasks of these kinds, by kind and stage, connected.
+) -> dict[TaskKey, Wired]:
+    """The tasks of these kinds, by kind and stages, connected; with all kinds the pairs too.
 
     Raises VerifyError for an input that nothing before its task gives.
     """
-    return {
-        (kind, stage.index): _wire_task(
+    tasks: dict[TaskKey, Wired] = {
+        (kind, (stage.index,)): _wire_task(
             pools, kind, stage.index, placement[stage.index], stage.tasks[kind]
         )
         for kind in kinds
         for stage in program.stages
     }
+    for (forward, backward), graph in program.pairs.items() if set(kinds) == set(PHASES) else ():
+        halves = [
+            _wire_task(pools, kind, stage, placement[stage], program.task(stage, kind))
+            for kind, stage in ((BACKWARD, backward), (FORWARD, forward))
+        ]
+        tasks[PAIR, (backward, forward)] = _wire_pair(graph, *halves)
+    return tasks
+
+
+def _wire_pair(graph: Graph, backward: Wired, forward: Wired) -> Wired:
+    """A pair: the columns of the forward's reads stand behind the backward's, its values too."""
+    behind = Counter(pool for pool, _ in backward.rows)
+    reads = (
+        *backward.reads,
+        *(replace(r, column=r.column + behind[r.pool]) for r in forward.reads),
+    )
+    num_inputs = [len(half.graph.inputs) for half in (backward, forward)]
+    num_outputs = len(backward.graph.outputs)
+
+    def value(number: int, part: int) -> int:
+        """Inputs of both halves, then outputs of both."""
+        if number < num_inputs[part]:
+            return number + (num_inputs[0] if part else 0)
+        return number + num_inputs[1 - part] + (num_outputs if part else 0)
+
+    writes = tuple(
+        replace(write, value=value(write.value, part))
+        for part, half in enumerate((backward, forward))
+        for write in half.writes
+    )
+    rows = dict(backward.rows)
+    rows.update(
+        ((pool, column + behind[pool]), Row(row.owner, 1))
+        for (pool, column), row in forward.rows.items()
+    )
+    written = {
+        **backward.written,
+        **{pool: Row(row.owner, 1) for pool, row in forward.written.items()},
+    }
+    return Wired(PAIR, (*backward.stages, *forward.stages), graph, reads, writes, rows, written)
 
 
 def _wire_task(pools: Pools, kind: TaskKind, stage: int, rank: int, graph: Graph) -> Wired:
@@ -87,8 +142,9 @@ def _wire_task(pools: Pools, kind: TaskKind, stage: int, rank: int, graph: Graph
         for number, port in enumerate(values)
         for pool, held in _sinks(pools, kind, stage, port, is_input=number < len(graph.inputs))
     ]
-    owners = {(pool, column): owner for (pool, owner), column in columns.items()}
-    return Wired(kind, stage, graph, tuple(reads), tuple(writes), owners)
+    rows = {(pool, column): Row(owner, 0) for (pool, owner), column in columns.items()}
+    written = {write.pool: Row(stage, 0) for write in writes}
+    return Wired(kind, (stage,), graph, tuple(reads), tuple(writes), rows, written)
 
 
 def _source(
@@ -124,6 +180,7 @@ def _sinks(
             "F": ("saved.I", "saved.W", "loss", "aux", *pools.offsets),
             "I": ("grads.I", "handover", *pools.offsets),
             "W": ("grads.W",),
+            "B": ("grads.I", "grads.W", *pools.offsets),
         }[kind]
     if port.role == "buffer_update":
         yield "state", Port("buffer", port.name)

@@ -3,11 +3,15 @@
 from collections import Counter
 
 import jax
+import jax.numpy as jnp
 import pytest
 from stage_programs import PROGRAMS, layers
 
+import plait
+from plait.api import capture_program
 from plait.backends.jax.engine_spmd import SpmdEngine, stage_mesh, trace_program
 from plait.backends.jax.hlo import parse
+from plait.core_ir.passes.multiplex import multiplex_pairs
 from plait.core_ir.program import Program, TaskKind
 from plait.core_ir.schedule import Action, Schedule, build
 from plait.core_ir.schedule.kinds import B, F
@@ -74,6 +78,35 @@ def test_no_pool_is_copied_on_every_tick() -> None:
     ]
     assert pools
     assert not pools & set(copies)
+
+
+def overlapped() -> tuple[Program, Schedule]:
+    """Four stages h -> tanh(h @ w) in a V on two ranks, with the pairs of dualpipev."""
+
+    def loss_fn(model: list[jax.Array], batch: jax.Array) -> jax.Array:
+        for weight in model[:-1]:
+            batch = plait.stage_boundary(jnp.tanh(batch @ weight))
+        return jnp.sum(jnp.tanh(batch @ model[-1]) ** 2)
+
+    model, batch = [jnp.full((3, 3), 0.1 * s) for s in range(1, 5)], jnp.ones((8, 3))
+    _, program = capture_program(loss_fn, model, batch, num_microbatches=4)
+    schedule = build("dualpipev", 2, 4)
+    return multiplex_pairs(program, schedule.pairs), schedule
+
+
+def test_a_pair_is_one_body_of_its_own() -> None:
+    program, schedule = overlapped()
+    assert program.pairs
+    assert set(products_by_depth(program, schedule)) == {2}
+    mesh = stage_mesh(jax.devices()[:2])
+    with jax.enable_x64(True):
+        plan, traced = trace_program(program, schedule, mesh)
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert plan.kinds == ("F&B", "F", "I", "W")
+    assert text.count("stablehlo.while") == 1 + len(plan.kinds)
+    runs = {kind: int(plan.table[:, :, plan.columns["run", kind]].sum()) for kind in plan.kinds}
+    pairs = sum(action.partner is not None for rank in (0, 1) for action in schedule.rank(rank))
+    assert runs == {"F&B": pairs, "F": 16 - pairs, "I": 16 - pairs, "W": 16 - pairs}
 
 
 @pytest.mark.parametrize("kinds", [("F", "I", "W"), ("F",)], ids="".join)
