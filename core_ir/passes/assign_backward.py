@@ -2,11 +2,13 @@
 
 A gradient is computed in the highest stage, at or below those its operands come from, that has the forward values it
 reads; but what has the size of a parameter and leads to its gradient alone, where that parameter is used. Cotangents of
-one value from several stages are added where the sum is used. What recomputes forward values stands with its users.
+one value from several stages are added where the sum is used. What recomputes forward values stands with its users. A
+wait stands with the start of its collective.
 A sum of gradients of one parameter over several stages is taken apart: each stage gives its own part.
 """
 
 from plait.core_ir.graph import Value
+from plait.core_ir.ops.collective import wait
 from plait.core_ir.ops.control import boundary
 from plait.core_ir.ops.elementwise import add
 from plait.core_ir.passes.availability import Availability
@@ -43,6 +45,8 @@ def assign_backward(joint: Joint, forward: ForwardStages) -> BackwardStages:
         elif eqn.op is add and len(set(bounds)) == 2:
             stages.late_sums.add(eqn)
             stages.home[eqn.result] = min(bounds)
+        elif eqn.op is wait:
+            stages.place(eqn, bounds[0])
         else:
             read = [o for o in eqn.operands if o not in joint.gradients]
             param = params.get(leads_to[original])

@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from plait.core_ir.errors import PartitionError
 from plait.core_ir.graph import Eqn, Port, Value
+from plait.core_ir.ops.collective import STARTS
 from plait.core_ir.ops.control import boundary
 from plait.core_ir.passes.equations import has_effect
 from plait.core_ir.passes.forward_stages import ForwardStages, first
@@ -123,7 +124,8 @@ def _place_sinks(joint: Joint, anchored: _Stages, stages: ForwardStages) -> dict
     sinks = {
         eqn: 1 << max((estimate.get(o, 0) for o in eqn.operands), default=0)
         for eqn in joint.forward
-        if has_effect(eqn) and eqn not in anchored and not stages.placed[eqn]
+        if has_effect(eqn) and eqn.op not in STARTS  # which stand with their wait
+        if eqn not in anchored and not stages.placed[eqn]
     }
     siblings = _module_stages(joint, anchored, estimate)
     for port, value in joint.outputs_of("loss", "aux", "buffer_update"):

@@ -1,6 +1,7 @@
 """A joint program taken apart: its forward, its backward, and markers that hold one value each.
 
-Forward is what loss, aux and buffer updates need; backward is what the parameter gradients need beyond that. Values
+Forward is what loss, aux and buffer updates need; backward is what the parameter gradients need beyond that. Effects
+that no output needs stand in the forward when they do not depend on the cotangent of the loss. Values
 that depend on the cotangent of the loss are *gradients*; the rest of the backward recomputes from forward values.
 """
 
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from plait.core_ir.errors import PartitionError
 from plait.core_ir.graph import Eqn, Graph, Port, Value
 from plait.core_ir.ops.control import boundary
-from plait.core_ir.passes.equations import has_effect, nested_graphs
+from plait.core_ir.passes.equations import nested_graphs, pinned_equations
 
 _FORWARD_ROLES = ("loss", "aux", "buffer_update")
 
@@ -56,15 +57,19 @@ def take_apart(graph: Graph, num_stages: int) -> Joint:
     for port, value in outputs:
         if port.role in _FORWARD_ROLES and value in gradients:
             raise PartitionError(f"output {port} depends on the cotangent of the loss")
-    forward = _needed(untouched, wanted)
+    pinned = pinned_equations(eqns, graph.outputs)
+    forward = _needed(untouched, wanted, pinned)
     same = _crossed_values(leaf_of, forward, gradients)
-    rest = [
-        eqn.with_operands([same.get(o, o) for o in eqn.operands])
-        for eqn in eqns
-        if eqn not in forward and not any(r in same for r in eqn.results)
-    ]
+    rest: list[Eqn] = []
+    for original in eqns:
+        if original in forward or any(r in same for r in original.results):
+            continue
+        eqn = original.with_operands([same.get(o, o) for o in original.operands])
+        rest.append(eqn)
+        if original in pinned:
+            pinned.add(eqn)
     outputs = tuple((port, same.get(value, value)) for port, value in outputs)
-    backward = _needed(rest, {value for _, value in outputs})
+    backward = _needed(rest, {value for _, value in outputs}, pinned)
     return Joint(
         graph.name,
         num_stages,
@@ -107,12 +112,12 @@ def _gradients(inputs: Mapping[Value, Port], eqns: Iterable[Eqn]) -> frozenset[V
     return frozenset(found)
 
 
-def _needed(eqns: list[Eqn], wanted: set[Value]) -> set[Eqn]:
-    """The equations that give wanted values or have an effect, and all they need."""
+def _needed(eqns: list[Eqn], wanted: set[Value], pinned: set[Eqn]) -> set[Eqn]:
+    """The equations that give wanted values or are pinned, and all they need."""
     wanted = set(wanted)
     needed: set[Eqn] = set()
     for eqn in reversed(eqns):
-        if any(r in wanted for r in eqn.results) or has_effect(eqn):
+        if any(r in wanted for r in eqn.results) or eqn in pinned:
             needed.add(eqn)
             wanted.update(eqn.operands)
     return needed

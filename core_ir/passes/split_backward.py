@@ -5,10 +5,11 @@
                                                       W: %d = dot_general(%x, %g)    -> param_grad
 
 I is what the gradients that leave the stage need; in a stage that none leaves, what two or more parameter gradients
-need. Equations that must run once (effects, and externs with several results) stand in I, with all they need; so do
-products of forward values that a checkpointed region computes again, of which W gets the results. Cheap equations join
-I where that leaves less to hold (`join_input_part`). W is the rest. A parameter gradient that I computes is an output
-of I. A scan that makes both kinds of gradients is split in two (`split_scans`).
+need. Effects that no output needs, and externs with several results, stand in I, with all they need; so do products of
+forward values that a checkpointed region computes again, of which W gets the results. A collective stands where its
+result is needed, in I when both need it; its start and its wait are never parted, and W never runs it again. Cheap
+equations join I where that leaves less to hold (`join_input_part`). W is the rest. A parameter gradient that I computes
+is an output of I. A scan that makes both kinds of gradients is split in two (`split_scans`).
 
 What W reads of I is handed over, unless W can compute it again by a view or by one cheap equation (at most one flop an
 element) from fewer bytes: of ports that W keeps alive anyway, parameters and batch leaves count nothing.
@@ -21,7 +22,7 @@ from plait.core_ir.cost import eqn_flops
 from plait.core_ir.graph import Eqn, Graph, Port, Value
 from plait.core_ir.ops.control import extern
 from plait.core_ir.passes.assemble_tasks import build_graph
-from plait.core_ir.passes.equations import has_effect, nested_graphs
+from plait.core_ir.passes.equations import has_effect, nested_graphs, pinned_equations
 from plait.core_ir.passes.join_input_part import join_input_part
 from plait.core_ir.passes.recompute import is_view, price
 from plait.core_ir.passes.recomputed_products import dependents, recomputed_products
@@ -99,9 +100,11 @@ def _input_part(graph: Graph, weight_scans: set[Eqn]) -> set[Eqn]:
     wanted = {v for _, v in graph.outputs_of("gradient")}
     required = set() if wanted else _shared_by_gradients(graph) - weight_scans
     required |= recomputed_products(graph.eqns, _gradients(graph))
+    required |= pinned_equations(graph.eqns, graph.outputs)
+    required |= {eqn for eqn in graph.eqns if _is_joint_extern(eqn)}
     part: set[Eqn] = set()
     for eqn in reversed(graph.eqns):
-        if any(r in wanted for r in eqn.results) or eqn in required or _runs_once(eqn):
+        if any(r in wanted for r in eqn.results) or eqn in required:
             part.add(eqn)
             wanted.update(eqn.operands)
     return part
@@ -118,8 +121,8 @@ def _with_joined(graph: Graph, part: set[Eqn]) -> set[Eqn]:
     )
 
 
-def _runs_once(eqn: Eqn) -> bool:
-    return has_effect(eqn) or (eqn.op is extern and len(eqn.results) > 1)
+def _is_joint_extern(eqn: Eqn) -> bool:
+    return eqn.op is extern and len(eqn.results) > 1
 
 
 def _shared_by_gradients(graph: Graph) -> set[Eqn]:
@@ -167,4 +170,6 @@ def _hand_over(
 
 
 def _is_cheap(eqn: Eqn) -> bool:
-    return eqn_flops(eqn) <= sum(r.type.size for r in eqn.results) and not _runs_once(eqn)
+    return eqn_flops(eqn) <= sum(r.type.size for r in eqn.results) and not (
+        has_effect(eqn) or _is_joint_extern(eqn)
+    )

@@ -8,7 +8,7 @@
 The first scan keeps what its wanted results need, from one step to the next too, and products that it computes again
 from forward values; it stacks the values of each step that the rest reads. The second does the rest, with the carries
 that only sum. Steps run in the same order in both. A scan stays whole when its rest has nothing costly, or when it has
-an effect.
+an effect that is no communication, or communication that nothing needs.
 """
 
 from collections.abc import Collection, Iterable
@@ -17,7 +17,7 @@ from dataclasses import replace
 from plait.core_ir.cost import eqn_flops
 from plait.core_ir.graph import Eqn, Graph, Value
 from plait.core_ir.ops.control import scan
-from plait.core_ir.passes.equations import has_effect
+from plait.core_ir.passes.equations import pinned_equations
 from plait.core_ir.passes.recompute import is_view
 from plait.core_ir.passes.recomputed_products import dependents, recomputed_products
 from plait.core_ir.passes.scans import (
@@ -68,7 +68,8 @@ def _split(
     rest_outputs = [i for i, r in enumerate(results) if i not in first_outputs and r in live]
     rest_eqns = closure(body, (body.outputs[i] for i in rest_outputs)) - first_eqns
     costly = any(eqn_flops(e) > sum(r.type.size for r in e.results) for e in rest_eqns)
-    if not costly or any(has_effect(e) for e in body.eqns):
+    kept = [v for i, v in enumerate(body.outputs) if i in first_outputs or i in rest_outputs]
+    if not costly or pinned_equations(body.eqns, kept):
         return None
 
     views = _views_again(body, first_eqns, _read(rest_eqns, body, rest_outputs))

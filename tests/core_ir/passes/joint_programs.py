@@ -3,14 +3,18 @@
 A test writes a forward with a Builder; `differentiate` appends its backward as a frontend would deliver it.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from plait.core_ir.build import Builder
 from plait.core_ir.graph import Eqn, Graph, Role, Value
 from plait.core_ir.interpret import interpret
+from plait.core_ir.interpret_ranks import interpret_ranks
 from plait.core_ir.op import Array, Op
+from plait.core_ir.ops import collective
 from plait.core_ir.ops.control import boundary
 from plait.core_ir.ops.elementwise import add, cos, exp, mul, neg, sin, sub, tanh
 from plait.core_ir.ops.linalg import dot_general
@@ -21,6 +25,7 @@ from plait.core_ir.types import DType, TensorType, f64
 
 Grads = list[Value | None]
 Inputs = Mapping[tuple[str, str], Array]
+Run = Callable[[Graph, Sequence[Array]], list[Array]]
 
 
 def matmul(b: Builder, x: Value, w: Value) -> Value:
@@ -65,6 +70,23 @@ def _sum_grads(b: Builder, eqn: Eqn, g: Value) -> Grads:
     return [b.expand(g, x.type.shape, kept)]
 
 
+def together(b: Builder, op: Op, x: Value, **attrs: Any) -> Value:
+    """A collective and its wait."""
+    return b(collective.wait, b(op, x, **attrs))
+
+
+def _collective_grads(op: Op, *names: str) -> Callable[[Builder, Eqn, Value], Grads]:
+    """`op` over the same axis, with attributes of these names."""
+
+    def rule(b: Builder, eqn: Eqn, g: Value) -> Grads:
+        attrs = {name: eqn.attrs[name] for name in ("axis", "size", *names) if name in eqn.attrs}
+        if op is collective.reduce_scatter:
+            attrs["reduction"] = "sum"
+        return [together(b, op, g, **attrs)]
+
+    return rule
+
+
 RULES: dict[Op, Callable[[Builder, Eqn, Value], Grads]] = {
     add: lambda b, eqn, g: [g, g],
     sub: lambda b, eqn, g: [g, b(neg, g)],
@@ -80,6 +102,10 @@ RULES: dict[Op, Callable[[Builder, Eqn, Value], Grads]] = {
     reshape: lambda b, eqn, g: [b.reshape(g, eqn.operands[0].type.shape)],
     broadcast: _broadcast_grads,
     reduce_sum: _sum_grads,
+    collective.wait: lambda b, eqn, g: [g],
+    collective.all_reduce: _collective_grads(collective.all_reduce, "reduction"),
+    collective.all_gather: _collective_grads(collective.reduce_scatter, "dim"),
+    collective.reduce_scatter: _collective_grads(collective.all_gather, "dim"),
 }
 
 
@@ -138,14 +164,26 @@ def random_inputs(graph: Graph, seed: int = 0) -> dict[tuple[str, str], Array]:
     return inputs
 
 
-def run_joint(graph: Graph, inputs: Inputs) -> dict[tuple[str, str], Array]:
+def over_ranks(mesh: Mapping[str, int]) -> Run:
+    """Runs a graph on all ranks of a mesh; arrays have one more dimension in front, of ranks."""
+    num_ranks = math.prod(mesh.values())
+
+    def run(graph: Graph, operands: Sequence[Array]) -> list[Array]:
+        by_rank = [[np.asarray(x[rank]) for x in operands] for rank in range(num_ranks)]
+        results = interpret_ranks(graph, by_rank, mesh)
+        return [np.stack(of_ranks) for of_ranks in zip(*results, strict=True)]
+
+    return run
+
+
+def run_joint(graph: Graph, inputs: Inputs, run: Run = interpret) -> dict[tuple[str, str], Array]:
     """Outputs of a joint graph by role and name."""
-    arrays = interpret(graph, [inputs[p.role, p.name] for p in graph.input_ports])
+    arrays = run(graph, [inputs[p.role, p.name] for p in graph.input_ports])
     return {(p.role, p.name): a for p, a in zip(graph.output_ports, arrays, strict=True)}
 
 
 def run_program(
-    program: Program, inputs: Inputs, backward: Sequence[str] = ("B",)
+    program: Program, inputs: Inputs, backward: Sequence[str] = ("B",), execute: Run = interpret
 ) -> dict[tuple[str, str], Array]:
     """Outputs of a program run task by task: all F, then each stage's `backward` tasks, last stage first.
 
@@ -165,7 +203,7 @@ def run_program(
                 operands.append(received[stage, port])
             else:
                 operands.append(inputs[port.role, port.name])
-        written = dict(zip(graph.output_ports, interpret(graph, operands), strict=True))
+        written = dict(zip(graph.output_ports, execute(graph, operands), strict=True))
         env.update(written)
         for port, array in written.items():
             if port.role in ("loss", "aux", "buffer_update", "param_grad"):
