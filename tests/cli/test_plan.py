@@ -92,7 +92,7 @@ def test_job_survives_its_way_to_a_worker() -> None:
         ({"dtype": "f8"}, "unknown dtype 'f8'; there are: f32, bf16"),
         ({"codegen": "triton"}, "unknown codegen 'triton'; there are: inductor, eager"),
         ({"config": "huge"}, "llama has no config 'huge'; there are: tiny, small, 7b"),
-        ({"model": "gpt"}, "unknown model 'gpt'; there are: llama, mlp"),
+        ({"model": "gpt"}, "unknown model 'gpt'; there are: deepseek_v3, llama, mlp"),
         ({"batch_size": 12}, "12 rows cannot be cut into 8 equal microbatches"),
         ({"engines": ("mpmd", "spmd"), "timeline": True}, "spmd runs a step as one program"),
         ({"microbatches": (4, 3)}, "8 rows cannot be cut into 3 equal microbatches; --batch-size"),

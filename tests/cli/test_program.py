@@ -81,7 +81,7 @@ def test_split_says_where_to_cut(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("program", "gpt"), "error: unknown model 'gpt'; there are: llama, mlp"),
+        (("program", "gpt"), "error: unknown model 'gpt'; there are: deepseek_v3, llama, mlp"),
         (("program", "mlp", "--stage", "7"), "error: there is no stage 7; stages are 0 to 1"),
         (("program", "mlp", "--stage", "0", "--task", "X"), "error: unknown task 'X'"),
         (
