@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hypothesis import strategies as st
-from joint_programs import cut, differentiate, matmul, matrix, total
+from joint_programs import cut, differentiate, matmul, matrix, together, total
 
 from plait.core_ir.build import Builder
 from plait.core_ir.graph import Graph, Value
+from plait.core_ir.ops.collective import all_reduce
 from plait.core_ir.ops.elementwise import add, mul, neg, sub
 from plait.core_ir.ops.reduce import reduce_sum
 from plait.core_ir.types import i64
@@ -16,7 +17,7 @@ SIZE = 3
 NUM_PARAMS = 4
 KINDS = (
     *("add", "sub", "mul", "neg", "matmul", "transpose", "spread", "constant"),
-    *("param", "param", "cut", "cut", "buffer", "aux"),
+    *("param", "param", "cut", "cut", "buffer", "aux", "together"),
 )
 
 Step = tuple[str, int, int]
@@ -82,6 +83,11 @@ def build(steps: Sequence[Step], frozen: set[int]) -> RandomJoint:
                     if j % 3 == 0:
                         pool.append(b(add, pool[-1], buffers[name]))
                     updates[name] = b(add, buffers[name], pool[-1] if j % 2 else b.full(x.type, 1))
+            case "together":
+                attrs = {"axis": ("data", "model")[j % 2], "size": 1, "reduction": "sum"}
+                reduced = together(b, all_reduce, x, **attrs)
+                if j % 3:
+                    pool.append(reduced)
             case "aux":
                 b.output(x, "aux", str(num_aux))
                 num_aux += 1

@@ -7,6 +7,7 @@ from joint_programs import random_inputs, run_joint, run_program
 from random_joint_programs import FROZEN, STEPS, Step, build
 
 from plait.core_ir.graph import Graph
+from plait.core_ir.ops.collective import all_reduce
 from plait.core_ir.passes.deduplicate_stages import deduplicate_stages
 from plait.core_ir.passes.pipeline import CLEANING, GraphPass, build_program, clean
 from plait.core_ir.text import print_graph
@@ -42,12 +43,19 @@ def test_the_whole_pipeline(steps: list[Step], frozen: set[int]) -> None:
     program = build_program(joint.graph, joint.num_stages)
     inputs = random_inputs(joint.graph)
     expected = run_joint(joint.graph, inputs)
+    for kinds in (("F", "B"), ("F", "I", "W")):
+        tasks = [stage.tasks[kind] for stage in program.stages for kind in kinds]  # type: ignore[index]
+        assert sum(map(num_collectives, tasks)) == num_collectives(joint.graph)
     for again in (program, deduplicate_stages(program)):
         for backward in (("B",), ("I", "W")):
             found = run_program(again, inputs, backward)
             assert found.keys() == expected.keys()
             for port, array in expected.items():
                 np.testing.assert_array_equal(found[port], array, err_msg=str(port))
+
+
+def num_collectives(graph: Graph) -> int:
+    return sum(eqn.op is all_reduce for eqn in graph.eqns)
 
 
 def check_same(before: Graph, after: Graph) -> None:
