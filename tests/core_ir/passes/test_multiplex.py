@@ -63,10 +63,7 @@ def test_a_pair_of_a_program_means_both_halves() -> None:
     rng = np.random.default_rng(0)
     for (forward, backward), graph in program.pairs.items():
         halves = [program.task(backward, "B"), program.task(forward, "F")]
-        operands = [
-            [rng.normal(size=v.type.shape) for v in half.inputs]
-            for half in halves
-        ]
+        operands = [[rng.normal(size=v.type.shape) for v in half.inputs] for half in halves]
         found = interpret(graph, operands[0] + operands[1])
         wanted = [
             array

@@ -1,0 +1,188 @@
+"""Order equations so that communication hides behind compute: starts early, waits late, fillers in between.
+
+    %h = all_to_all(%x)                  %h = all_to_all(%x)
+    %y = wait(%h)                        %k = all_to_all(%u)
+    %z = mul(%y, %y)             ->      %v = dot_general(%g, %r)      (needs neither: compute hides the first exchange)
+    %k = all_to_all(%u)                  %y = wait(%h)
+    %v = dot_general(%g, %r)             %z = mul(%y, %y)              (hides the second)
+
+List scheduling on two lanes (`lanes`), one equation after the other. What is ready runs in this order: a collective's
+start, at once; a wait whose collective has ended; the compute that the longest path to the end depends on, of what
+somebody else waits for; then the fillers: equations that only weight gradients depend on. A wait that is not over comes
+last of all. In the end every wait sinks to its first reader, since real times are not those of the model. Starts keep
+their order on each axis, effects theirs among each other.
+
+Where nothing communicates the order stays, but for fillers, which go to the end: gradients and activations that other
+stages wait for are ready first.
+"""
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from plait.core_ir.errors import VerifyError
+from plait.core_ir.graph import Eqn, Graph, Value
+from plait.core_ir.ops.collective import STARTS, wait
+from plait.core_ir.passes.equations import has_effect
+from plait.core_ir.passes.lanes import Live, Seconds, lanes, peak_bytes
+
+
+def overlap(graph: Graph, seconds: Seconds, *, memory_bytes: int | None = None) -> Graph:
+    """The graph in an order that exposes as little communication as was found, never more than the order it has.
+
+    seconds: of an equation on its lane. memory_bytes: the most that may be alive at once, inputs and outputs counted;
+    by default a quarter more than in the given order. Raises `VerifyError` where even the given order needs more.
+    """
+    given = peak_bytes(graph)
+    limit = given + given // 4 if memory_bytes is None else memory_bytes
+    candidates = [_Order(graph, seconds, bound).run() for bound in (limit, (given + limit) // 2)]
+    fitting = [found for found in (*candidates, graph) if peak_bytes(found) <= limit]
+    if not fitting:
+        raise VerifyError(
+            f"graph {graph.name}: no order found keeps {limit} bytes alive at most; the least found is "
+            f"{min(map(peak_bytes, (*candidates, graph)))}"
+        )
+    return min(fitting, key=lambda found: lanes(found, seconds).exposed)
+
+
+def fillers(graph: Graph) -> frozenset[Eqn]:
+    """Equations that weight gradients alone depend on: nobody else waits for them, on this rank or another."""
+    needed = {
+        value
+        for port, value in zip(graph.output_ports, graph.outputs, strict=True)
+        if port.role != "param_grad"
+    }
+    found = []
+    for eqn in reversed(graph.eqns):
+        if eqn.op in STARTS or has_effect(eqn) or not needed.isdisjoint(eqn.results):
+            needed.update(eqn.operands)
+        else:
+            found.append(eqn)
+    return frozenset(found)
+
+
+class _Order:
+    """One run of list scheduling."""
+
+    def __init__(self, graph: Graph, seconds: Seconds, limit: int) -> None:
+        self._graph, self._seconds, self._limit = graph, seconds, limit
+        self._before = dict(_before(graph))
+        self._after: dict[int, list[int]] = {}
+        for number, needs in self._before.items():
+            for need in needs:
+                self._after.setdefault(need, []).append(number)
+        self._filler = fillers(graph)
+        self._communicates = any(eqn.op in STARTS for eqn in graph.eqns)
+        self._path = self._paths()
+
+    def _paths(self) -> list[float]:
+        """For each equation the time from its start to the end of all that depends on it."""
+        path = [0.0] * len(self._graph.eqns)
+        for number in range(len(path) - 1, -1, -1):
+            rest = max((path[after] for after in self._after.get(number, ())), default=0.0)
+            path[number] = rest + self._time(number)
+        return path
+
+    def _time(self, number: int) -> float:
+        eqn = self._graph.eqns[number]
+        return 0.0 if eqn.op is wait else self._seconds(eqn)
+
+    def _rank(self, number: int) -> tuple[bool, float, int]:
+        """What of the ready compute runs first."""
+        is_filler = self._graph.eqns[number] in self._filler
+        return is_filler, -self._path[number] if self._communicates else 0.0, number
+
+    def run(self) -> Graph:
+        eqns, live = self._graph.eqns, Live(self._graph)
+        missing = {number: len(needs) for number, needs in self._before.items()}
+        starts: list[int] = []
+        compute: list[tuple[tuple[bool, float, int], int]] = []
+        waits: list[tuple[float, int]] = []
+        ended: dict[Value, float] = {}
+        now = free = 0.0
+        order: list[Eqn] = []
+
+        def ready(number: int) -> None:
+            eqn = eqns[number]
+            if eqn.op in STARTS:
+                heapq.heappush(starts, number)
+            elif eqn.op is wait:
+                heapq.heappush(waits, (ended[eqn.operands[0]], number))
+            else:
+                heapq.heappush(compute, (self._rank(number), number))
+
+        for number, count in missing.items():
+            if count == 0:
+                ready(number)
+        while len(order) < len(eqns):
+            if starts and (self._fits(live, eqns[starts[0]]) or not (waits or compute)):
+                number = heapq.heappop(starts)
+                free = ended[eqns[number].result] = max(now, free) + self._seconds(eqns[number])
+            elif waits and (waits[0][0] <= now or not compute):
+                done, number = heapq.heappop(waits)
+                now = max(now, done)
+            else:
+                number = self._take(compute, live)
+                now += self._seconds(eqns[number])
+            live.run(eqns[number])
+            order.append(eqns[number])
+            for after in self._after.get(number, ()):
+                missing[after] -= 1
+                if missing[after] == 0:
+                    ready(after)
+        return replace(self._graph, eqns=tuple(_sink_waits(order)))
+
+    def _fits(self, live: Live, eqn: Eqn) -> bool:
+        return live.now + live.made(eqn) <= self._limit
+
+    def _take(self, compute: list[tuple[tuple[bool, float, int], int]], live: Live) -> int:
+        """The first of the ready that fits; where none does, the one that leaves the least alive."""
+        eqns = self._graph.eqns
+        if self._fits(live, eqns[compute[0][1]]):
+            return heapq.heappop(compute)[1]
+        fitting = [entry for entry in compute if self._fits(live, eqns[entry[1]])]
+        if fitting:
+            entry = min(fitting)
+        else:
+            entry = min(compute, key=lambda e: (live.made(eqns[e[1]]) - live.freed(eqns[e[1]]), e))
+        compute.remove(entry)
+        heapq.heapify(compute)
+        return entry[1]
+
+
+def _sink_waits(order: Sequence[Eqn]) -> Iterator[Eqn]:
+    """The same order, but each wait right before the first equation that reads it, or at the end."""
+    held: dict[Value, Eqn] = {}
+    for eqn in order:
+        if eqn.op is wait:
+            held[eqn.result] = eqn
+            continue
+        for value in dict.fromkeys(eqn.operands):
+            if value in held:
+                yield held.pop(value)
+        yield eqn
+    yield from held.values()
+
+
+def _before(graph: Graph) -> Iterator[tuple[int, set[int]]]:
+    """For each equation those that have to stand before it: what it reads, and order that has to stay."""
+    makers: dict[Value, int] = {}
+    last: dict[object, int] = {}
+    for number, eqn in enumerate(graph.eqns):
+        needs = {makers[value] for value in eqn.operands if value in makers}
+        key = _channel(eqn)
+        if key is not None:
+            if key in last:
+                needs.add(last[key])
+            last[key] = number
+        makers.update(dict.fromkeys(eqn.results, number))
+        yield number, needs
+
+
+def _channel(eqn: Eqn) -> object:
+    """Equations of one channel keep their order; None for those of no channel."""
+    if eqn.op in STARTS:
+        return eqn.attrs["axis"]
+    if eqn.op is wait or not has_effect(eqn):
+        return None
+    return has_effect

@@ -1,0 +1,178 @@
+"""overlap: what the order hides, that it stays legal and within its memory, and what it means."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plait.core_ir.build import Builder
+from plait.core_ir.errors import VerifyError
+from plait.core_ir.graph import Eqn, Graph, Value
+from plait.core_ir.interpret_ranks import interpret_ranks
+from plait.core_ir.ops.collective import STARTS, all_to_all, permute, wait
+from plait.core_ir.ops.elementwise import add, mul, tanh
+from plait.core_ir.ops.linalg import dot_general
+from plait.core_ir.parse import parse_graph
+from plait.core_ir.passes.lanes import Lanes, lanes, peak_bytes
+from plait.core_ir.passes.multiplex import multiplex
+from plait.core_ir.passes.overlap import fillers, overlap
+from plait.core_ir.text import print_graph
+from plait.core_ir.types import TensorType, f32
+from plait.core_ir.verify import verify
+
+COSTS: Mapping[object, float] = {dot_general: 4.0, all_to_all: 3.0, permute: 3.0}
+
+
+def cost(eqn: Eqn) -> float:
+    return COSTS.get(eqn.op, 1.0)
+
+
+HALF = """plait.ir 1
+
+graph @{name}(%x: f32[4, 4] {{activation "x"}}, %w: f32[4, 4] {{param "w"}}) -> (%z: f32[4, 4] {{{role} "y"}}) {{
+  %a: f32[4, 4] = dot_general(%x, %w) {{batch=[[], []], contract=[[1], [0]]}}
+  %h: async<f32[4, 4]> = all_to_all(%a) {{axis="expert", concat_dim=0, size=2, split_dim=0}}
+  %b: f32[4, 4] = wait(%h)
+  %z: f32[4, 4] = dot_general(%b, %w) {{batch=[[], []], contract=[[1], [0]]}}
+}}
+"""
+
+
+def halves() -> tuple[Graph, Graph]:
+    forward = parse_graph(HALF.format(name="m.stage1.forward", role="activation"))
+    backward = parse_graph(HALF.format(name="m.stage0.backward", role="gradient"))
+    return forward, backward
+
+
+def test_a_lone_chain_hides_nothing() -> None:
+    forward, _ = halves()
+    found = lanes(overlap(forward, cost), cost)
+    assert (found.communication, found.exposed, found.hidden, found.total) == (3.0, 3.0, 0.0, 11.0)
+
+
+def test_each_halfs_exchange_hides_behind_the_others_product() -> None:
+    pair = multiplex(*halves())
+    before = lanes(pair, cost)
+    assert (before.exposed, before.total) == (6.0, 22.0)
+    after = overlap(pair, cost)
+    found = lanes(verify(after), cost)
+    # By hand: product 0-4, its exchange 4-7 behind the other half's product 4-8, that one's 8-11 behind 8-12, 12-16.
+    assert (found.communication, found.exposed, found.total) == (6.0, 0.0, 16.0)
+    assert [eqn.op.name for eqn in after.eqns] == [
+        *("dot_general", "all_to_all", "dot_general", "all_to_all"),
+        *("wait", "dot_general", "wait", "dot_general"),
+    ]
+    for position, eqn in enumerate(after.eqns):
+        if eqn.op in STARTS:
+            end = next(i for i, e in enumerate(after.eqns) if e.operands[:1] == eqn.results)
+            assert any(e.op is dot_general for e in after.eqns[position:end])
+    assert print_graph(parse_graph(print_graph(after))) == print_graph(after)
+
+
+def test_weight_gradients_fill_the_gaps() -> None:
+    b = Builder("backward")
+    g = b.input(TensorType(f32, (4, 4)), "gradient", "g")
+    x = b.input(TensorType(f32, (4, 4)), "residual", "x")
+    w = b.input(TensorType(f32, (4, 4)), "param", "w")
+    h = b(all_to_all, g, axis="expert", size=2, split_dim=0, concat_dim=0)
+    got = b(wait, h)
+    dx = b(mul, got, w)
+    dw = b(dot_general, x, g, batch=((), ()), contract=((0,), (0,)))
+    b.output(dx, "gradient", "dx")
+    b.output(dw, "param_grad", "w")
+    graph = b.build()
+    assert {eqn.result for eqn in fillers(graph)} == {dw}
+    after = overlap(graph, cost)
+    assert [eqn.op for eqn in after.eqns] == [all_to_all, dot_general, wait, mul]
+    assert lanes(after, cost).exposed == 0
+
+
+def test_without_communication_only_fillers_move() -> None:
+    b = Builder("backward")
+    g = b.input(TensorType(f32, (4,)), "gradient", "g")
+    dw = b(mul, g, g)
+    t = b(tanh, g)
+    dv = b(add, dw, t)
+    dx = b(tanh, t)
+    for value, role, name in (
+        (dx, "gradient", "dx"),
+        (dw, "param_grad", "w"),
+        (dv, "param_grad", "v"),
+    ):
+        b.output(value, role, name)  # type: ignore[arg-type]
+    graph = b.build()
+    assert [eqn.result for eqn in overlap(graph, cost).eqns] == [t, dx, dw, dv]
+
+
+def test_a_memory_bound_that_no_order_keeps_names_the_least() -> None:
+    pair = multiplex(*halves())
+    with pytest.raises(VerifyError, match=r"keeps 100 bytes alive at most; the least found is \d+"):
+        overlap(pair, cost, memory_bytes=100)
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> Graph:
+    """Sums, products and exchanges over values made before, in any order."""
+    b = Builder("random")
+    values: list[Value] = [b.input(TensorType(f32, (4,)), "activation", str(n)) for n in range(2)]
+    for _ in range(draw(st.integers(1, 25))):
+        op = draw(st.sampled_from([add, mul, tanh, permute, all_to_all]))
+        x, y = (draw(st.sampled_from(values)) for _ in range(2))
+        axis = draw(st.sampled_from(["expert", "data"]))
+        if op is permute:
+            values.append(b(wait, b(op, x, axis=axis, size=2, pairs=((0, 1), (1, 0)))))
+        elif op is all_to_all:
+            values.append(b(wait, b(op, x, axis=axis, size=2, split_dim=0, concat_dim=0)))
+        else:
+            values.append(b(op, x) if op is tanh else b(op, x, y))
+    chosen = draw(st.lists(st.sampled_from(values), min_size=1, max_size=4, unique=True))
+    roles = draw(st.lists(st.sampled_from(["activation", "param_grad"]), min_size=4, max_size=4))
+    for number, (value, role) in enumerate(zip(chosen, roles, strict=False)):
+        b.output(value, role, str(number))  # type: ignore[arg-type]
+    return b.build()
+
+
+@settings(max_examples=60, deadline=None)
+@given(graphs(), st.integers(0, 10))
+def test_any_graph_keeps_its_meaning_its_order_and_its_memory(graph: Graph, slack: int) -> None:
+    limit = peak_bytes(graph) + 16 * slack
+    after = verify(overlap(graph, cost, memory_bytes=limit))
+    assert peak_bytes(after) <= limit
+    assert lanes(after, cost).exposed <= lanes(graph, cost).exposed
+    assert set(after.eqns) == set(graph.eqns)
+    for axis in ("expert", "data"):
+        assert _starts(after, axis) == _starts(graph, axis)
+    rng = np.random.default_rng(0)
+    operands = [[rng.normal(size=4).astype(np.float32) for _ in graph.inputs] for _ in range(4)]
+    mesh = {"expert": 2, "data": 2}
+    found, wanted = (interpret_ranks(g, operands, mesh) for g in (after, graph))
+    for got, want in zip(found, wanted, strict=True):
+        assert [a.tobytes() for a in got] == [a.tobytes() for a in want]
+
+
+def _starts(graph: Graph, axis: str) -> list[Eqn]:
+    return [eqn for eqn in graph.eqns if eqn.op in STARTS and eqn.attrs["axis"] == axis]
+
+
+def test_lanes_by_hand() -> None:
+    b = Builder("hand")
+    x = b.input(TensorType(f32, (4,)), "activation", "x")
+    first = b(all_to_all, x, axis="expert", size=2, split_dim=0, concat_dim=0)
+    second = b(all_to_all, x, axis="expert", size=2, split_dim=0, concat_dim=0)
+    t = b(tanh, x)
+    one = b(wait, first)
+    two = b(wait, second)
+    b.output(b(add, b(add, one, two), t), "activation", "y")
+    graph = b.build()
+    # Exchanges 0-3 and 3-6, tanh 0-1, waits until 3 and until 6, two sums until 8.
+    assert lanes(graph, cost) == Lanes(
+        start=(0.0, 3.0, 0.0, 1.0, 3.0, 6.0, 7.0),
+        end=(3.0, 6.0, 1.0, 3.0, 6.0, 7.0, 8.0),
+        communication=6.0,
+        exposed=5.0,
+        total=8.0,
+    )
+    # x, two exchanges and tanh, each of 16 bytes; then x is gone, and a sum stands beside the other three.
+    assert peak_bytes(graph) == 64
