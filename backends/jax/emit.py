@@ -6,6 +6,7 @@ import jax
 
 from plait.backends.jax import (
     emit_attention,
+    emit_collective,
     emit_control,
     emit_elementwise,
     emit_index,
@@ -59,6 +60,7 @@ TABLE: Table = {
     **emit_linalg.TABLE,
     **emit_attention.TABLE,
     **emit_random.TABLE,
+    **emit_collective.TABLE,
     **emit_control.table(emit),
 }
 """The emitter of each op."""

@@ -36,6 +36,24 @@ def permute(x: jax.Array, axis: str, pairs: Sequence[tuple[int, int]]) -> jax.Ar
     return moved
 
 
+def gather(x: jax.Array, axis: str, dim: int) -> jax.Array:
+    """x of all ranks along a mesh axis, concatenated along `dim`."""
+    whole: jax.Array = lax.all_gather(x, axis, axis=dim, tiled=True)
+    return whole
+
+
+def sum_scatter(x: jax.Array, axis: str, dim: int) -> jax.Array:
+    """This rank's part, along `dim`, of the sum of x over the ranks along a mesh axis."""
+    part: jax.Array = lax.psum_scatter(x, axis, scatter_dimension=dim, tiled=True)  # type: ignore[no-untyped-call]
+    return part
+
+
+def exchange(x: jax.Array, axis: str, split: int, concat: int, *, tiled: bool = True) -> jax.Array:
+    """Part i of x along dimension `split` on rank i of a mesh axis; what a rank gets is joined along `concat`."""
+    got: jax.Array = lax.all_to_all(x, axis, split, concat, tiled=tiled)  # type: ignore[no-untyped-call]
+    return got
+
+
 def spec(*axes: str) -> PartitionSpec:
     """The mesh axis that cuts each leading dimension; none at all is replicated."""
     return PartitionSpec(*axes)  # type: ignore[no-untyped-call]

@@ -1,0 +1,185 @@
+"""Collectives over groups of more than one rank: graphs and the operands of each rank, for tests of both backends.
+
+The meaning of each is `interpret_ranks`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from op_families.case import ALL, FLOATS, Tolerance, assert_close, edges, named, random
+
+from plait.core_ir.build import Builder
+from plait.core_ir.graph import Graph
+from plait.core_ir.interpret_ranks import interpret_ranks
+from plait.core_ir.op import Array
+from plait.core_ir.ops import collective as ops
+from plait.core_ir.ops.elementwise import add, neg
+from plait.core_ir.types import DType, type_of
+
+
+@dataclass(frozen=True, eq=False)
+class RanksCase:
+    """A graph, and its operands on each rank of a mesh."""
+
+    name: str
+    graph: Graph
+    operands: tuple[tuple[Array, ...], ...]
+    mesh: dict[str, int]
+    tolerance: Tolerance = "exact"
+
+    def expected(self) -> list[list[Array]]:
+        """The outputs of each rank by the NumPy meaning."""
+        return interpret_ranks(self.graph, self.operands, self.mesh)
+
+    def check(self, results: Sequence[Sequence[Array]]) -> None:
+        """AssertionError unless each rank's outputs are as expected."""
+        for rank, (got, want) in enumerate(zip(results, self.expected(), strict=True)):
+            self.check_rank(rank, got, want)
+
+    def check_rank(self, rank: int, got: Sequence[Array], want: Sequence[Array]) -> None:
+        """The same of one rank."""
+        for index, (a, b) in enumerate(zip(got, want, strict=True)):
+            where = f"{self.name}, rank {rank}, result {index}: {type_of(b)}"
+            assert type_of(a) == type_of(b), f"{where}: {type_of(a)}"
+            assert_close(a, b, self.tolerance, where)
+
+
+def cases(size: int) -> list[RanksCase]:
+    """Cases over one axis `data` of that many ranks, at least 2; and of two axes where it is even."""
+    found = [
+        *_reductions(size),
+        *_movements(size),
+        _two_starts(size),
+        _turned(size),
+    ]
+    return [*found, _two_axes(size)] if size % 2 == 0 and size > 2 else found
+
+
+def _case(
+    name: str,
+    size: int,
+    calls: Sequence[tuple[Any, dict[str, Any], Sequence[Array]]],
+    tolerance: Tolerance = "exact",
+) -> RanksCase:
+    """Each call is an op, its attributes, and the operand of each rank."""
+    b = Builder(name.replace("-", "_"))
+    for op, attrs, arrays in calls:
+        started = b(op, b.input(type_of(arrays[0])), axis="data", size=size, **attrs)
+        b.output(b(ops.wait, started))
+    operands = tuple(tuple(arrays[r] for _, _, arrays in calls) for r in range(size))
+    return RanksCase(name, b.build(), operands, {"data": size}, tolerance)
+
+
+def _ranks(dtype: str, size: int, *shape: int) -> list[Array]:
+    return [random(dtype, *shape, seed=rank) for rank in range(size)]
+
+
+def _edges(dtype: str, size: int) -> list[Array]:
+    """The values at which implementations differ, each rank's turned by one."""
+    values = edges(dtype)
+    return [np.roll(values, rank) for rank in range(size)]
+
+
+def _reduces(dtype: DType, reduction: str) -> bool:
+    return dtype.kind != ("bool" if reduction in ("sum", "product") else "complex")
+
+
+def _reductions(size: int) -> list[RanksCase]:
+    found = []
+    for reduction in ("sum", "product", "max", "min"):
+        for group, tolerance in ((FLOATS, "rounded"), (ALL[:9], "exact"), (ALL[13:], "rounded")):
+            calls: list[Any] = []
+            for dtype in group:
+                if not _reduces(named(dtype), reduction):
+                    continue
+                attrs = {"reduction": reduction}
+                calls.append((ops.all_reduce, attrs, _ranks(dtype, size, 3, 2)))
+                calls.append((ops.all_reduce, attrs, _ranks(dtype, size)))
+                for dim in (0, 1):
+                    shape = [3, 2]
+                    shape[dim] *= size
+                    arrays = _ranks(dtype, size, *shape)
+                    calls.append((ops.reduce_scatter, {**attrs, "dim": dim}, arrays))
+                if reduction in ("max", "min") or tolerance == "exact":
+                    calls.append((ops.all_reduce, attrs, _edges(dtype, size)))
+            if calls:
+                label = f"{reduction}-{group[0]}"
+                kind: Tolerance = "exact" if tolerance == "exact" else "rounded"
+                found.append(_case(label, size, calls, kind))
+    return found
+
+
+def _movements(size: int) -> list[RanksCase]:
+    gather = [(ops.all_gather, {"dim": d}, _ranks("f32", size, 2, 3, 2)) for d in (0, 1, 2)]
+    gather += [(ops.all_gather, {"dim": 1}, _ranks(dtype, size, 2, 3)) for dtype in ALL]
+    gather += [(ops.all_gather, {"dim": 0}, _edges(dtype, size)) for dtype in ("f32", "u64")]
+    exchange = [
+        (ops.all_to_all, {"split_dim": s, "concat_dim": c}, _ranks("f32", size, size, 2 * size, 2))
+        for s, c in ((0, 0), (1, 0), (0, 2), (1, 1))
+    ]
+    exchange += [
+        (ops.all_to_all, {"split_dim": 1, "concat_dim": 0}, _ranks(dtype, size, 2, size))
+        for dtype in ALL
+    ]
+    ring = tuple((rank, (rank + 1) % size) for rank in range(size))
+    some = (ring, ring[:-1], ((size - 1, 0),), (), ((0, 0), (1, size - 1)))
+    shapes = ((3, 2), (2,), (), (3,), (1, 2))
+    permute = [
+        (ops.permute, {"pairs": pairs}, _ranks("f32", size, *shape))
+        for pairs, shape in zip(some, shapes, strict=True)
+    ]
+    permute += [(ops.permute, {"pairs": ring[:-1]}, _ranks(dtype, size, 2)) for dtype in ALL]
+    permute += [(ops.permute, {"pairs": ring}, _ranks(dtype, size)) for dtype in ("c64", "u16")]
+    return [
+        _case("all_gather", size, gather),
+        _case("all_to_all", size, exchange),
+        _case("permute", size, permute),
+    ]
+
+
+def _two_starts(size: int) -> RanksCase:
+    """Two collectives under way at once, compute between start and wait, and the place of the rank."""
+    b = Builder("overlapped")
+    over = {"axis": "data", "size": size}
+    arrays = _ranks("f32", size, 4, 3)
+    x = b.input(type_of(arrays[0]))
+    first = b(ops.all_reduce, x, reduction="max", **over)
+    second = b(ops.all_gather, b(neg, x), dim=1, **over)
+    y = b(add, x, x)
+    b.output(b(add, y, b(ops.wait, first)))
+    b.output(b(ops.wait, second))
+    place = b(ops.axis_index, **over)
+    b.output(b(add, place, place))
+    unread = b(ops.all_reduce, y, reduction="sum", **over)
+    b(ops.wait, unread)
+    return RanksCase("overlapped", b.build(), tuple((a,) for a in arrays), {"data": size})
+
+
+def _turned(size: int) -> RanksCase:
+    """Operands that are views: a transpose, a broadcast; and a collective of a result of another."""
+    b = Builder("turned")
+    over = {"axis": "data", "size": size}
+    arrays = _ranks("f32", size, 2, 3)
+    x = b.input(type_of(arrays[0]))
+    turned = b(ops.wait, b(ops.all_gather, b.transpose(x, (1, 0)), dim=0, **over))
+    b.output(turned)
+    wide = b.expand(b.reshape(x, (2, 3, 1)), (2, 3, size))
+    exchanged = b(ops.wait, b(ops.all_to_all, wide, split_dim=2, concat_dim=0, **over))
+    b.output(b(ops.wait, b(ops.all_reduce, exchanged, reduction="max", **over)))
+    b.output(b(ops.wait, b(ops.permute, b.transpose(x, (1, 0)), pairs=((0, 1),), **over)))
+    return RanksCase("turned", b.build(), tuple((a,) for a in arrays), {"data": size})
+
+
+def _two_axes(size: int) -> RanksCase:
+    """A sum over one axis of a gather over another."""
+    b = Builder("axes")
+    arrays = [np.arange(4, dtype=np.float32) + 10 * rank for rank in range(size)]
+    x = b.input(type_of(arrays[0]))
+    whole = b(ops.wait, b(ops.all_gather, x, dim=0, axis="model", size=2))
+    total = b(ops.all_reduce, whole, reduction="sum", axis="data", size=size // 2)
+    b.output(b(ops.wait, total))
+    b.output(b(ops.axis_index, axis="model", size=2))
+    mesh = {"data": size // 2, "model": 2}
+    return RanksCase("axes", b.build(), tuple((a,) for a in arrays), mesh)
