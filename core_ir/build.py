@@ -8,7 +8,7 @@ graph = b.build()
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -31,6 +31,15 @@ class Builder:
         self._eqns: list[Eqn] = []
         self._outputs: list[Value] = []
         self._output_ports: list[Port] = []
+
+    @classmethod
+    def of(cls, graph: Graph) -> Self:
+        """Goes on where a graph ends: its name, inputs and equations are there, its outputs are still to be said."""
+        builder = cls(graph.name)
+        builder._inputs.extend(graph.inputs)
+        builder._input_ports.extend(graph.input_ports)
+        builder._eqns.extend(graph.eqns)
+        return builder
 
     def input(self, type: TensorType, role: Role = "", name: str = "") -> Value:
         """A new input of the graph."""

@@ -3,6 +3,7 @@
 What stands in `__all__` is the public API; everything else is internal.
 """
 
+from plait import passes
 from plait.api import compile, stage_boundary
 from plait.core_ir.arrays import to_numpy
 from plait.core_ir.errors import PlaitError
@@ -22,6 +23,7 @@ __all__ = [
     "Timeline",
     "Times",
     "compile",
+    "passes",
     "schedule",
     "stage_boundary",
     "to_numpy",

@@ -8,8 +8,12 @@ from typing import Any
 from plait.backends.runtime import Engine
 from plait.core_ir.arrays import is_torch
 from plait.core_ir.errors import ScheduleError, UsageError
-from plait.core_ir.passes.multiplex import multiplex_pairs
-from plait.core_ir.passes.pipeline import build_program
+from plait.core_ir.passes.pipeline import (
+    DEFAULT_PASSES,
+    Passes,
+    build_program,
+    schedule_program,
+)
 from plait.core_ir.program import Program
 from plait.core_ir.schedule import registry
 from plait.core_ir.schedule.schedule import Schedule
@@ -40,7 +44,7 @@ def compile(
     state: Any = None,
     has_aux: bool = False,
     trainable: Callable[[Any, Any], bool] | None = None,
-    passes: Any = None,
+    passes: Passes | None = None,
 ) -> Pipeline:
     """Compile a model and its loss for a pipeline.
 
@@ -60,6 +64,8 @@ def compile(
     device: torch: default cuda:LOCAL_RANK when there is one, else cpu.
     reduction: "mean": the mean over microbatches of the loss; "sum": the sum.
     seed: of the random ops. trainable: `trainable(path, leaf) -> bool`, JAX models; path is "layers.0.kernel".
+
+    passes: what the program goes through, a `plait.passes.Passes`; default all of Plait's.
 
     Raises a PlaitError at once, on every rank of a distributed run, for anything that does not fit.
     """
@@ -102,9 +108,10 @@ def compile(
             state=state,
             trainable=trainable,
             device=where if framework == options.backend == "torch" else None,
+            passes=passes or DEFAULT_PASSES,
         )
         chosen = schedule_for(program, schedule, num_ranks, num_microbatches)
-        program = multiplex_pairs(program, chosen.pairs)
+        program = schedule_program(program, chosen.pairs, passes or DEFAULT_PASSES)
         built: Engine = engines.build(
             program, chosen, engine=options.engine, device=where, codegen=options.codegen
         )
@@ -132,6 +139,7 @@ def capture_program(
     state: Any = None,
     trainable: Callable[[Any, Any], bool] | None = None,
     device: Any = None,
+    passes: Passes = DEFAULT_PASSES,
 ) -> tuple[Captured, Program]:
     """The model as the frontend captured it and as the passes cut it: what `compile` does before any backend.
 
@@ -149,7 +157,7 @@ def capture_program(
         trainable=trainable,
         device=device,
     )
-    return captured, build_program(captured.graph, captured.num_cuts + 1)
+    return captured, build_program(captured.graph, captured.num_cuts + 1, passes=passes)
 
 
 def schedule_for(

@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 from plait.core_ir.arrays import is_array
 from plait.core_ir.errors import NotBuiltError, UsageError
+from plait.core_ir.passes.pipeline import Passes
 from plait.extras import Framework
 
 ENGINES: dict[str, tuple[str, ...]] = {
@@ -88,7 +89,7 @@ def check_options(
     backend = framework if backend is None else backend
     if backend not in get_args(Framework):
         raise UsageError(f"unknown backend {backend!r}; there are: {', '.join(ENGINES)}")
-    _check_not_built(split, remat, mesh, stage_axis, passes)
+    _check_not_built(split, remat, mesh, stage_axis)
     engines = ENGINES[backend]
     if engine is None:
         distributed = backend == "torch" and world_size > 1
@@ -107,6 +108,11 @@ def check_options(
         optional = number is None and name == "num_ranks"
         if not optional and (not _is_int(number) or number < 1):  # type: ignore[operator]
             raise UsageError(f"{name} must be an integer of at least 1, got {number!r}")
+    if passes is not None and not isinstance(passes, Passes):
+        raise UsageError(
+            f"passes must be a plait.passes.Passes, got {type(passes).__name__}; for example "
+            "plait.passes.Passes(joint=(*plait.passes.CLEANING, my_pass))"
+        )
     if not isinstance(seed, int) or isinstance(seed, bool) or not -(2**63) <= seed < 2**63:
         raise UsageError(f"seed must be an integer of 64 bits, got {seed!r}")
     chosen: Framework = "torch" if backend == "torch" else "jax"
@@ -124,15 +130,12 @@ def _misplaced(option: str, value: object, backend: str, table: dict[str, tuple[
     return f"unknown {option} {value!r} for the {backend} backend; it has: {own}{hint}"
 
 
-def _check_not_built(
-    split: object, remat: object, mesh: object, stage_axis: str, passes: object
-) -> None:
+def _check_not_built(split: object, remat: object, mesh: object, stage_axis: str) -> None:
     pending = {
         "split=int": _is_int(split),
         "remat": remat != "none",
         "mesh": mesh is not None,
         "stage_axis": stage_axis != "stage",
-        "passes": passes is not None,
     }
     for name, asked in pending.items():
         if asked:

@@ -1,5 +1,6 @@
 """A user's mistakes: each gives one clear error that says where, what was expected, what was found, what to do."""
 
+import dataclasses
 import subprocess
 import sys
 from typing import Any
@@ -153,13 +154,40 @@ def test_an_option_of_the_other_backend() -> None:
         {"split": 2},
         {"remat": "full"},
         {"mesh": {"stage": 2}},
-        {"passes": ()},
     ],
     ids=str,
 )
 def test_what_is_to_come_is_one_error(options: dict[str, Any]) -> None:
     with pytest.raises(NotBuiltError, match="not built yet"):
         compile_net(**options)
+
+
+def test_passes_that_are_none() -> None:
+    with pytest.raises(UsageError, match=r"passes must be a plait\.passes\.Passes, got tuple"):
+        compile_net(passes=())
+    with pytest.raises(UsageError, match=r"Passes\.joint must hold functions, got 'sort'"):
+        plait.passes.Passes(joint=("sort",))  # type: ignore[arg-type]
+
+
+def test_a_pass_that_gives_nonsense_is_named() -> None:
+    def drop_outputs(graph: Any) -> Any:
+        return dataclasses.replace(graph, eqns=())
+
+    def forget(graph: Any) -> Any:
+        return None
+
+    for wrong, message in (
+        (drop_outputs, "pass drop_outputs gave what is not valid: .*is not defined"),
+        (forget, "pass forget gave what is not valid: it must return a Graph, got NoneType"),
+    ):
+        with pytest.raises(plait.PlaitError, match=message):
+            compile_net(passes=plait.passes.Passes(joint=(wrong,)))
+    with pytest.raises(plait.PlaitError, match="pass drop_outputs gave what is not valid"):
+        compile_net(
+            passes=plait.passes.Passes(
+                program=(*plait.passes.PROGRAM_PASSES, plait.passes.each_task(drop_outputs))
+            )
+        )
 
 
 def test_a_model_of_no_framework() -> None:

@@ -1,16 +1,18 @@
 """The passes in the order in which they run, and the runner: verified at every border, logged, dumped on request.
 
-A joint graph is cleaned, cut into stages, its backwards are split, and equal tasks are made one.
+A joint graph is cleaned, cut into stages, its backwards are split, and equal tasks are made one; once a schedule is
+chosen, what it overlaps becomes one task.
 """
 
 import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
+from plait.core_ir.errors import UsageError, VerifyError
 from plait.core_ir.graph import Eqn, Graph
 from plait.core_ir.passes.clean_bodies import clean_bodies
 from plait.core_ir.passes.deduplicate_stages import deduplicate_stages
@@ -18,15 +20,18 @@ from plait.core_ir.passes.eliminate_dead_code import eliminate_dead_code
 from plait.core_ir.passes.fold_constants import fold_constants
 from plait.core_ir.passes.fold_transposes import fold_transposes
 from plait.core_ir.passes.merge_common_subexpressions import merge_common_subexpressions
+from plait.core_ir.passes.multiplex import multiplex_pairs
 from plait.core_ir.passes.partition_stages import partition_stages
 from plait.core_ir.passes.sort_equations import sort_equations
 from plait.core_ir.passes.split_backward import split_backward
-from plait.core_ir.program import Program, Stage
+from plait.core_ir.program import TASK_KINDS, Program, Stage, TaskKind
 from plait.core_ir.text import print_graph, print_program
 from plait.core_ir.verify import verify, verify_program
 
 GraphPass: TypeAlias = Callable[[Graph], Graph]
 ProgramPass: TypeAlias = Callable[[Program], Program]
+ScheduledPass: TypeAlias = Callable[[Program, Collection[tuple[int, int]]], Program]
+"""A pass over a program and the pairs, (forward stage, backward stage), that its schedule overlaps."""
 
 CLEANING: tuple[GraphPass, ...] = (
     eliminate_dead_code,
@@ -53,6 +58,52 @@ def sort_tasks(program: Program) -> Program:
 PROGRAM_PASSES: tuple[ProgramPass, ...] = (split_backward, sort_tasks, deduplicate_stages)
 """What a program goes through once it is cut."""
 
+SCHEDULED_PASSES: tuple[ScheduledPass, ...] = (multiplex_pairs,)
+"""What it goes through once its schedule is chosen."""
+
+
+@dataclass(frozen=True)
+class Passes:
+    """What a model goes through, in order: graph passes over the joint graph, then `partition_stages`, then program
+    passes, then, once the schedule is chosen, scheduled passes. What every pass gives is verified.
+
+    A pass is a function whose name is its own; `each_task` makes a program pass of a graph pass.
+    """
+
+    joint: tuple[GraphPass, ...] = CLEANING
+    program: tuple[ProgramPass, ...] = PROGRAM_PASSES
+    scheduled: tuple[ScheduledPass, ...] = SCHEDULED_PASSES
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            passes = getattr(self, field.name)
+            object.__setattr__(self, field.name, tuple(passes))
+            for one in passes:
+                if not callable(one):
+                    raise UsageError(f"Passes.{field.name} must hold functions, got {one!r}")
+
+
+DEFAULT_PASSES = Passes()
+"""All of Plait's own."""
+
+
+def each_task(one: GraphPass, kinds: Collection[TaskKind] = TASK_KINDS) -> ProgramPass:
+    """The pass over every task graph of these kinds of every stage. It has to keep the ports."""
+
+    def run(program: Program) -> Program:
+        stages = [
+            Stage(
+                stage.index,
+                {kind: one(task) if kind in kinds else task for kind, task in stage.tasks.items()},
+            )
+            for stage in program.stages
+        ]
+        return replace(program, stages=tuple(stages))
+
+    run.__name__ = _name(one)
+    return run
+
+
 logger = logging.getLogger(__name__)
 
 _Before = TypeVar("_Before", Graph, Program)
@@ -70,10 +121,10 @@ class Runner:
         """What a pass gives, verified."""
         started = time.perf_counter()
         after = one(before)
-        if isinstance(after, Graph):
-            verify(after)
-        else:
-            verify_program(after)
+        try:
+            _verified(before, after)
+        except VerifyError as error:
+            raise VerifyError(f"pass {name} gave what is not valid: {error}") from error
         seconds = time.perf_counter() - started
         num_new = len(_eqns(after) - _eqns(before))
         logger.info("%s: %.3f s, %d equations new", name, seconds, num_new)
@@ -91,24 +142,59 @@ def clean(
     """The graph after the cleaning passes."""
     runner = runner or Runner()
     for one in passes:
-        graph = runner.run(one.__name__, one, graph)
+        graph = runner.run(_name(one), one, graph)
     return graph
 
 
 def build_program(
-    graph: Graph, num_stages: int, *, name: str = "", dump: Path | None = None
+    graph: Graph,
+    num_stages: int,
+    *,
+    name: str = "",
+    passes: Passes = DEFAULT_PASSES,
+    dump: Path | None = None,
 ) -> Program:
     """The program of a joint graph: stages with tasks F, B, I and W.
 
-    dump: a folder that gets the text of the IR after each pass. PartitionError where the graph cannot be cut.
+    dump: a folder that gets the text of the IR after each pass. PartitionError where the graph cannot be cut,
+    VerifyError, naming the pass, where one gives what is not valid.
     """
     runner = Runner(dump)
-    joint = clean(verify(graph), runner=runner)
+    joint = clean(verify(graph), passes.joint, runner)
     cut = partial(partition_stages, num_stages=num_stages, name=name)
     program: Program = runner.run("partition_stages", cut, joint)
-    for one in PROGRAM_PASSES:
-        program = runner.run(one.__name__, one, program)
+    for one in passes.program:
+        program = runner.run(_name(one), one, program)
     return program
+
+
+def schedule_program(
+    program: Program, pairs: Collection[tuple[int, int]], passes: Passes = DEFAULT_PASSES
+) -> Program:
+    """The program with what its schedule asks for: `pairs` are those that it overlaps."""
+    runner = Runner()
+    for one in passes.scheduled:
+        program = runner.run(_name(one), partial(_call, one, pairs), program)
+    return program
+
+
+def _call(one: ScheduledPass, pairs: Collection[tuple[int, int]], program: Program) -> Program:
+    return one(program, pairs)
+
+
+def _name(one: Callable[..., object]) -> str:
+    return str(getattr(one, "__name__", one))
+
+
+def _verified(before: Graph | Program, after: object) -> None:
+    wanted = Program if isinstance(before, Program) else (Graph, Program)
+    if not isinstance(after, wanted):
+        what = "Program" if isinstance(before, Program) else "Graph"
+        raise VerifyError(f"it must return a {what}, got {type(after).__name__}")
+    if isinstance(after, Graph):
+        verify(after)
+    elif isinstance(after, Program):
+        verify_program(after)
 
 
 def _eqns(ir: Graph | Program) -> set[Eqn]:
