@@ -36,10 +36,13 @@ Model: TypeAlias = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="mlp, llama, or package.module:build with build() -> (loss_fn, model, batch).",
+        help="mlp, llama, deepseek_v3, or package.module:build with build() -> (loss_fn, model, batch).",
     ),
 ]
-Config: TypeAlias = Annotated[str, typer.Option(help="Size of a named model: tiny, small or 7b.")]
+Config: TypeAlias = Annotated[
+    str,
+    typer.Option(help="Size of a named model: tiny, small; 7b; of deepseek_v3, 16b and 671b."),
+]
 Frontend: TypeAlias = Annotated[
     str, typer.Option(help="Sources of a named model: torch,flax. Default: those installed.")
 ]

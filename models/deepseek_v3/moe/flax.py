@@ -169,7 +169,7 @@ def end_step(model: nnx.Module, speed: float = BALANCE_SPEED) -> None:
     """Moves the bias of every router in `model` by the counts of this step, in place, and sets the counts to 0.
 
     To be called once a step, after its last microbatch. Where several ranks train on parts of a batch, add up their
-    counts before.
+    counts before. A model cast to 16 bits rounds its bias, and with it moves that are small beside it.
     """
     for _, module in nnx.iter_modules(model):
         if isinstance(module, Router):
