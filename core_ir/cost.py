@@ -1,8 +1,25 @@
-"""What equations cost: flops, bytes, and a time estimate from them."""
+"""What equations cost: flops, bytes, and from them the time on some hardware."""
 
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
 
-from plait.core_ir.graph import Eqn, Graph
+from plait.core_ir.graph import Eqn, Graph, Value
+from plait.core_ir.hardware import Hardware, Link
+from plait.core_ir.named_hardware import CPU_CORE
+from plait.core_ir.ops import attention, convolution, linalg
+from plait.core_ir.ops.collective import (
+    STARTS,
+    all_gather,
+    all_reduce,
+    permute,
+    wait,
+)
+from plait.core_ir.ops.control import cond, scan, while_
+from plait.core_ir.types import f32, f64
+
+PRODUCTS = frozenset(
+    {linalg.dot_general, linalg.grouped_matmul, *convolution.FAMILY, *attention.FAMILY}
+)
+"""The ops that run on a device's units for matrix products."""
 
 
 def eqn_flops(eqn: Eqn) -> int:
@@ -20,19 +37,96 @@ def flops(graph: Graph) -> int:
     return sum(map(eqn_flops, graph.eqns))
 
 
-@dataclass(frozen=True)
-class Machine:
-    """A device for the cost model: flops and bytes a second. The default stands for one CPU core."""
+def communication_bytes(eqn: Eqn) -> int:
+    """Bytes that each rank sends for a collective, at least: what a ring sends. 0 for any other equation."""
+    if eqn.op not in STARTS or eqn.attrs["size"] == 1:
+        return 0
+    (operand,), size = eqn.operands, int(eqn.attrs["size"])
+    if eqn.op is permute:
+        return operand.type.num_bytes
+    if eqn.op is all_gather:
+        return operand.type.num_bytes * (size - 1)
+    rounds = 2 if eqn.op is all_reduce else 1
+    return rounds * operand.type.num_bytes * (size - 1) // size
 
-    flops_per_second: float = 2e10
-    bytes_per_second: float = 1e10
+
+def eqn_seconds(eqn: Eqn, hardware: Hardware = CPU_CORE, *, between: Collection[str] = ()) -> float:
+    """What an equation takes on its lane: computing, or of a collective's start communicating.
+
+    Computing: the larger of compute and of unfused traffic with memory. Products compute at `hardware.peak` of their
+    operands' dtype times `product_efficiency`, all else at the peak of f32 (of f64 for 64-bit floats). Data movement is
+    free, as it is fused into what reads it. Of ops that hold graphs: what the equations inside take, a scan's as often
+    as it runs, a loop's once, of branches the longest.
+
+    Communicating: latency and bytes by bandwidth of the axis' link, which lies between nodes for the axes named in
+    `between` and for those of more ranks than a node has.
+    """
+    if eqn.op in STARTS:
+        return _link(eqn, hardware, between).seconds(communication_bytes(eqn))
+    if eqn.op is scan:
+        return int(eqn.attrs["length"]) * seconds(eqn.attrs["body"], hardware, between=between)
+    if eqn.op is cond:
+        return max(seconds(branch, hardware, between=between) for branch in eqn.attrs["branches"])
+    if eqn.op is while_:
+        return sum(seconds(eqn.attrs[part], hardware, between=between) for part in ("cond", "body"))
+    if eqn.op.movement:
+        return 0.0
+    return max(eqn_flops(eqn) / _rate(eqn, hardware), eqn_bytes(eqn) / hardware.bytes_per_second)
 
 
-def seconds(graph: Graph, machine: Machine = Machine()) -> float:
-    """Estimated time: the larger of compute and of unfused traffic, summed over equations."""
-    total = 0.0
+def seconds(graph: Graph, hardware: Hardware = CPU_CORE, *, between: Collection[str] = ()) -> float:
+    """Estimated time of a graph in the order it has, on two lanes: see `eqn_seconds`.
+
+    Equations compute one after the other; collectives run beside them, one after the other, from their start on, and a
+    `wait` stops compute until its collective has ended. While one runs, compute is slower by `hardware.slowdown`.
+    """
+    now = free = 0.0
+    ended: dict[Value, float] = {}
     for eqn in graph.eqns:
-        work = eqn_flops(eqn)
-        traffic = 0 if eqn.op.movement else eqn_bytes(eqn)
-        total += max(work / machine.flops_per_second, traffic / machine.bytes_per_second)
-    return total
+        if eqn.op is wait:
+            now = max(now, ended.get(eqn.operands[0], 0.0))
+        elif eqn.op in STARTS:
+            free = max(now, free) + eqn_seconds(eqn, hardware, between=between)
+            ended[eqn.result] = free
+        else:
+            work = eqn_seconds(eqn, hardware, between=between)
+            now += slowed(work, free - now, hardware.slowdown)
+    return max(now, free)
+
+
+def slowed(work: float, busy: float, slowdown: float) -> float:
+    """The time of `work` that takes `slowdown` times as long in the first `busy` seconds."""
+    return min(work * slowdown, work + max(busy, 0.0) * (1 - 1 / slowdown))
+
+
+def products(graph: Graph, times: int = 1) -> Iterator[tuple[Eqn, int]]:
+    """Every product of a graph, those in attributes' graphs too, with how often it runs (of branches: of the first)."""
+    for eqn in graph.eqns:
+        if eqn.op in PRODUCTS:
+            yield eqn, times
+        elif eqn.op is scan:
+            yield from products(eqn.attrs["body"], times * int(eqn.attrs["length"]))
+        elif eqn.op is while_:
+            yield from products(eqn.attrs["body"], times)
+        elif eqn.op is cond:
+            yield from products(eqn.attrs["branches"][0], times)
+
+
+def peak_seconds(graph: Graph, hardware: Hardware) -> float:
+    """What the products of a graph would take at the hardware's peak, and nothing else any time."""
+    return sum(
+        times * eqn_flops(eqn) / hardware.peak(eqn.operands[0].type.dtype)
+        for eqn, times in products(graph)
+    )
+
+
+def _rate(eqn: Eqn, hardware: Hardware) -> float:
+    if eqn.op in PRODUCTS:
+        return hardware.peak(eqn.operands[0].type.dtype) * hardware.product_efficiency
+    wide = any(v.type.dtype in (f64,) for v in eqn.results)
+    return hardware.peak(f64 if wide else f32)
+
+
+def _link(eqn: Eqn, hardware: Hardware, between: Collection[str]) -> Link:
+    outside = eqn.attrs["axis"] in between or eqn.attrs["size"] > hardware.ranks_per_node
+    return hardware.between if outside else hardware.inside

@@ -8,6 +8,8 @@ from typing import Any
 from plait.backends.runtime import Engine
 from plait.core_ir.arrays import is_torch
 from plait.core_ir.errors import ScheduleError, UsageError
+from plait.core_ir.hardware import Hardware
+from plait.core_ir.named_hardware import CPU_CORE
 from plait.core_ir.passes.pipeline import (
     DEFAULT_PASSES,
     Passes,
@@ -16,11 +18,13 @@ from plait.core_ir.passes.pipeline import (
 )
 from plait.core_ir.program import Program
 from plait.core_ir.schedule import registry
+from plait.core_ir.schedule.estimate import estimate
+from plait.core_ir.schedule.placement import loop
 from plait.core_ir.schedule.schedule import Schedule
 from plait.extras import Framework, installed, load
 from plait.frontends.captured import Captured
 from plait.options import check_options, framework_of
-from plait.pipeline import Pipeline, check_fits, estimated_times
+from plait.pipeline import Pipeline, check_fits
 
 
 def compile(
@@ -165,8 +169,13 @@ def schedule_for(
     schedule: str | Schedule | os.PathLike[str],
     num_ranks: int | None,
     num_microbatches: int,
+    *,
+    hardware: Hardware = CPU_CORE,
 ) -> Schedule:
-    """The schedule by name, by file or as given, validated against the program; ScheduleError where it does not fit."""
+    """The schedule by name, by file or as given, validated against the program; ScheduleError where it does not fit.
+
+    One that is searched for is searched for the program's times on the hardware.
+    """
     stages = program.num_stages
     if isinstance(schedule, Schedule):
         chosen = schedule
@@ -179,7 +188,7 @@ def schedule_for(
             ranks,
             num_microbatches,
             stages_per_rank=per_rank,
-            times=estimated_times(program),
+            times=estimate(program, loop(ranks, per_rank), hardware)[0],
         )
     else:
         raise UsageError(

@@ -1,9 +1,7 @@
 """The command line: `plait`, and `python -m plait`."""
 
 import os
-import re
 import sys
-import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,13 +14,17 @@ from plait.api import capture_program, schedule_for
 from plait.cli_schedule import app as schedule_app
 from plait.compare.events import MISUSES
 from plait.compare.plan import Request, plan_jobs
-from plait.compare.report import WIDTH, Display, rows_table, training_table
+from plait.compare.report import WIDTH, Display, rows_table, simulated_table, training_table
 from plait.compare.run import Results, run_jobs
+from plait.compare.simulate import simulate_rows
 from plait.core_ir.errors import PlaitError, UsageError
+from plait.core_ir.hardware import Hardware, describe
+from plait.core_ir.named_hardware import NAMED, find_hardware
 from plait.core_ir.passes.multiplex import multiplex_pairs
 from plait.core_ir.program import PAIR, TASK_KINDS
 from plait.core_ir.text import print_graph, print_program
-from plait.workloads.workload import Sizes, Workload, is_named, load_workload
+from plait.workloads.abstract import load_abstract
+from plait.workloads.workload import Sizes
 
 app = typer.Typer(
     help="Compile PyTorch and JAX models for pipeline-parallel training, and compare how they run.",
@@ -109,6 +111,20 @@ def compare(
         ),
     ] = None,
     timeout: Timeout = 600.0,
+    simulate: Annotated[
+        bool,
+        typer.Option(
+            "--simulate",
+            help="Run nothing: capture the model without weights and simulate it on --hardware.",
+        ),
+    ] = False,
+    hardware: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help=f"For --simulate: {', '.join(NAMED)}, or a .json or .toml file. Default: h100.",
+        ),
+    ] = None,
 ) -> None:
     """Run a model through frontends, backends, engines and schedules, and compare them in one table.
 
@@ -133,6 +149,11 @@ def compare(
         device=device,
         timeline=timeline is not None,
     )
+    if simulate:
+        _simulate(request, find_hardware(hardware or "h100"), json, timeline)
+        return
+    if hardware is not None:
+        raise UsageError("--hardware describes what --simulate simulates; add --simulate")
     _run(request, json, timeout, timeline)
 
 
@@ -217,7 +238,7 @@ def program(
     request = replace(request, dtype=dtype, batch_size=batch_size, split=_names(split))
     job = plan_jobs(request)[0]
     sizes = Sizes(config, dtype, job.batch_size, ranks)
-    workload = _loaded(model, job.frontends[0], sizes, job.split)
+    workload = load_abstract(model, job.frontends[0], sizes, job.split)
     _, built = capture_program(
         workload.loss_fn,
         workload.model,
@@ -256,22 +277,6 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     sys.exit(0)
 
 
-def _loaded(
-    model: str, frontend: str | None, sizes: Sizes, split: Sequence[str] | None
-) -> Workload:
-    """The workload; UsageError, on one line, for whatever the user's module or its `build` raises."""
-    try:
-        return load_workload(model, frontend, sizes, split, abstract=is_named(model))
-    except PlaitError:
-        raise
-    except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [f for f in frames if not re.search(r"site-packages|^<frozen", f.filename)]
-        frame = [*frames, *own][-1]
-        raised = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UsageError(f"{model} raised {raised} ({frame.filename}:{frame.lineno})") from error
-
-
 def _run(request: Request, json: Path | None, timeout: float, timeline: Path | None = None) -> None:
     jobs = plan_jobs(request)
     with Display(Console(stderr=True)) as display:
@@ -282,6 +287,24 @@ def _run(request: Request, json: Path | None, timeout: float, timeline: Path | N
     if timeline is not None:
         results.write_timelines(timeline)
     results.check()
+
+
+def _simulate(
+    request: Request, hardware: Hardware, json: Path | None, timeline: Path | None
+) -> None:
+    results = Results()
+    with Display(Console(stderr=True)) as display:
+        for row, simulated in simulate_rows(request, hardware, display.show):
+            results.rows.append(row)
+            results.timelines.append((f"{row['frontend']}, {row['schedule']}", simulated))
+    console = Console()
+    console.width = max(console.width, WIDTH)
+    console.print(simulated_table(results.rows))
+    console.print(describe(hardware), highlight=False, markup=False)
+    if json is not None:
+        results.write_json(json)
+    if timeline is not None:
+        results.write_timelines(timeline)
 
 
 def _show(results: Results) -> None:

@@ -1,7 +1,7 @@
 """`Pipeline`: a compiled program under a schedule, as the user holds it."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from plait.backends.runtime import Engine, StepInputs, StepOutputs
 from plait.core_ir.arrays import array_type
-from plait.core_ir.cost import seconds
 from plait.core_ir.errors import UsageError
 from plait.core_ir.interpret import interpret
 from plait.core_ir.ops.random import fold_in, seed_key
 from plait.core_ir.program import Program
 from plait.core_ir.schedule.auto import reorder
+from plait.core_ir.schedule.estimate import estimate
 from plait.core_ir.schedule.kinds import IS_COMPUTE
 from plait.core_ir.schedule.rewrite import keep
 from plait.core_ir.schedule.schedule import Schedule
@@ -148,10 +148,15 @@ class Pipeline:
 
     def simulate(self, times: Times | None = None) -> Timeline:
         """The schedule in time: by `times`, else as `profile` measured, else by the cost model's estimate."""
-        chosen = times or self._profile or estimated_times(self.program)
+        chosen = times or self._profile or self._estimated()
         return self.schedule.simulate(chosen, edges=self.program.edge_kinds())
 
     # Inside.
+
+    def _estimated(self) -> Times:
+        """By the cost model; without the optimizer's step, which is the user's."""
+        times, _ = estimate(self.program, self.schedule.placement)
+        return replace(times, optimizer=0.0)
 
     def _own_store(self, method: str) -> Any:
         if self.store is None:
@@ -262,12 +267,6 @@ def check_fits(schedule: Schedule, program: Program) -> None:
     """ScheduleError for a schedule that cannot run this program."""
     ordered = [stage.index for stage in program.stages if stage.updates_buffers]
     schedule.validate(edges=program.edge_kinds(), ordered_forward=ordered)
-
-
-def estimated_times(program: Program) -> Times:
-    """Seconds of the tasks by the cost model."""
-    f, i, w = ([seconds(stage.tasks[kind]) for stage in program.stages] for kind in ("F", "I", "W"))
-    return Times(f=f, i=i, w=w)
 
 
 def step_keys(seed: int, step: int, num_microbatches: int) -> NDArray[np.uint32]:

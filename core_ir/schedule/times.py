@@ -26,7 +26,10 @@ class Times:
     bandwidth), one after the other, and arrives `comm` (the latency) after that; neither occupies a
     rank's computing. Both are a number or a mapping from (source stage, target stage).
 
-    Raises `ScheduleError` for a negative or non-finite time.
+    While a rank's lane is occupied, its computing takes `slowdown` times as long: 132 / (132 - 20)
+    where 20 of 132 units move data, as in DualPipe (DeepSeek-V3, arXiv 2412.19437, section 3.2).
+
+    Raises `ScheduleError` for a negative or non-finite time, and for a slowdown below 1.
     """
 
     f: PerStage
@@ -37,9 +40,14 @@ class Times:
     comm: PerEdge = field(default=0.0, hash=False)
     optimizer: PerStage = 0.0
     transfer: PerEdge = field(default=0.0, hash=False)
+    slowdown: float = 1.0
 
     def __post_init__(self) -> None:
         _normalise(self)
+        if not isinstance(self.slowdown, float) or self.slowdown < 1:
+            raise ScheduleError(
+                f"Times.slowdown must be one number, 1 or more, got {self.slowdown!r}"
+            )
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,9 @@ from plait.core_ir.schedule.ir import ActionTable, IntArray
 from plait.core_ir.schedule.times import FloatArray, Times, per_edge
 from plait.core_ir.schedule.timing import Lanes, earliest_times
 
+# Times have settled once none changes by more than this share of the whole.
+_SETTLED = 1e-12
+
 
 @dataclass(frozen=True, eq=False)
 class Transfers:
@@ -38,7 +41,7 @@ def timed_with_transfers(
     table: ActionTable, waits: Waits, edges: Sequence[Edge], duration: FloatArray, times: Times
 ) -> tuple[FloatArray, FloatArray]:
     """Earliest start and end of every action, with messages that take `times.transfer` and arrive
-    `times.comm` later.
+    `times.comm` later. Actions take `times.slowdown` times as long while their rank sends.
 
     Raises `ScheduleError` when actions wait for each other in a circle.
     """
@@ -46,7 +49,10 @@ def timed_with_transfers(
     delay = latency[waits.edge]
     lanes = Lanes(table.offsets, duration, waits.source, delay)
     if occupied.any():
-        lanes = _with_sending_lanes(table, lanes, _messages(waits), occupied)
+        messages = _messages(waits)
+        lanes = _with_sending_lanes(table, lanes, messages, occupied)
+        if times.slowdown > 1:
+            lanes = _slowed_by_sending(table, lanes, messages, times.slowdown)
     start, end = earliest_times(lanes, table.name, table.where)
     return start[: table.num_actions], end[: table.num_actions]
 
@@ -119,3 +125,39 @@ def _with_sending_lanes(
     sources[table.num_actions :, 0] = messages.producer
     duration = np.concatenate([lanes.duration, occupied[messages.edge]])
     return Lanes(offsets, duration, sources, np.pad(lanes.delay, added))
+
+
+def _slowed_by_sending(
+    table: ActionTable, lanes: Lanes, messages: _Messages, slowdown: float
+) -> Lanes:
+    """The lanes with actions that take `slowdown` times as long while their rank's lane is occupied.
+
+    When an action starts, all that its rank sends meanwhile is known: messages of its earlier actions,
+    which occupy the lane without a gap until the last of them has left. So the time of an action
+    follows from its start and from that moment, and both from the times before them: repeating this
+    with the times it gives ends, and in the only times that fit. A few dozen rounds do, since a
+    change mostly moves both alike.
+    """
+    work = lanes.duration[: table.num_actions]
+    last = _last_message_before(table, messages)
+    sends = last >= 0
+    duration = lanes.duration.copy()
+    while True:
+        start, end = earliest_times(lanes._replace(duration=duration), table.name, table.where)
+        busy = np.zeros(table.num_actions)
+        left = end[table.num_actions :][last[sends]]
+        busy[sends] = np.maximum(left - start[: table.num_actions][sends], 0.0)
+        slowed = np.minimum(work * slowdown, work + busy * (1 - 1 / slowdown))
+        change = np.abs(slowed - duration[: table.num_actions]).max(initial=0.0)
+        duration[: table.num_actions] = slowed
+        if change <= _SETTLED * end.max(initial=0.0):
+            return lanes._replace(duration=duration)
+
+
+def _last_message_before(table: ActionTable, messages: _Messages) -> IntArray:
+    """The last message that earlier actions of its rank send, for every action; -1 for none."""
+    actions = np.arange(table.num_actions)
+    # Messages stand in the order of their producers, which is rank by rank.
+    last = np.searchsorted(messages.producer, actions, side="left") - 1
+    first = np.searchsorted(messages.producer, table.offsets[:-1], side="left")
+    return np.where(last >= first[table.rank_of_action], last, -1)

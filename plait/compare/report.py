@@ -11,6 +11,7 @@ from rich.progress import TimeElapsedColumn as Elapsed
 from rich.table import Table
 
 MEBIBYTE = 2**20
+GIGABYTE = 10**9
 WIDTH = 148
 """Columns that the tables need."""
 
@@ -103,6 +104,45 @@ _CAPTION = (
 )
 
 
+def simulated_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """Times, rates and memory of simulated steps; red, and marked, where a rank has too little memory."""
+    first = rows[0]
+    columns = [c for c in ("frontend", "microbatches") if len({row[c] for row in rows}) > 1]
+    facts = [
+        f"{first['model']} {first['config'] or ''}".strip(),
+        f"{first['ranks']} ranks",
+        *([] if "microbatches" in columns else [f"{first['microbatches']} microbatches"]),
+        *([f"{first['batch_size']} rows", first["dtype"]] if first["dtype"] else []),
+        first["hardware"]["name"],
+    ]
+    title = f"{facts[0]}, simulated: {', '.join(facts[1:])}"
+    table = _table(title, _SIMULATED, ("schedule", *columns))
+    table.caption, table.caption_justify = _SIMULATED_CAPTION, "left"
+    for row in rows:
+        low, high = (each(row["peak_memory_bytes"]) / GIGABYTE for each in (min, max))
+        table.add_row(
+            row["schedule"],
+            *(str(row[column]) for column in columns),
+            str(row["stages"]),
+            f"{1e3 * row['simulated_step_seconds']:,.1f}",
+            f"{row['tokens_per_second']:,.0f}",
+            f"{row['bubble_rate']:.1%}",
+            f"{row['span_bubble_rate']:.1%}",
+            f"{row['model_flops_utilisation']:.1%}",
+            f"{low:.1f} to {high:.1f}" + ("" if row["fits"] else " too much"),
+            style=None if row["fits"] else "red",
+        )
+    return table
+
+
+_SIMULATED = ("stages", "step ms", "tokens/s", "bubble", "of spans", "MFU", "peak GB")
+_SIMULATED_CAPTION = (
+    "step: first action to last, the optimizer's included; bubble: idle share of the step, and of the longest span of "
+    "one rank; MFU: three times the forward's products by what the ranks could compute at the peak in a step; peak: of "
+    "the emptiest and the fullest rank: parameters, gradients, Adam's state, and what microbatches hold between tasks"
+)
+
+
 def training_table(rows: Sequence[dict[str, Any]]) -> Table:
     """Held-out losses before and after, and how fast it went."""
     title = f"{rows[0]['model']}: {rows[0]['steps']} training steps"
@@ -118,12 +158,12 @@ def training_table(rows: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
-def _table(title: str, numbers: Sequence[str]) -> Table:
+def _table(title: str, numbers: Sequence[str], names: Sequence[str] = _NAMES) -> Table:
     """Names to the left, numbers to the right; no cell is cut or wrapped, however narrow the terminal."""
     table = Table(
         title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True
     )
-    for name in _NAMES:
+    for name in names:
         table.add_column(name, no_wrap=True)
     for name in numbers:
         table.add_column(name, justify="right", no_wrap=True)

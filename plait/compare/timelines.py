@@ -12,6 +12,7 @@ from plait.core_ir.schedule.timeline import Timeline
 from plait.core_ir.schedule.times import Times
 
 _PER_EDGE = ("comm", "transfer")
+_DURATIONS = tuple(f.name for f in fields(Times) if f.name != "slowdown")
 _MS = 1e3
 
 
@@ -46,8 +47,8 @@ def render_page(timelines: Sequence[tuple[str, Timeline]]) -> str:
 
 
 def _in_ms(timeline: Timeline) -> Timeline:
-    times = timeline.times and Times(
-        **{f.name: _scaled(getattr(timeline.times, f.name)) for f in fields(Times)}
+    times = timeline.times and replace(
+        timeline.times, **{name: _scaled(getattr(timeline.times, name)) for name in _DURATIONS}
     )
     return replace(timeline, start=timeline.start * _MS, end=timeline.end * _MS, times=times)
 

@@ -1,0 +1,167 @@
+"""What a program's tasks, transfers and memory cost on some hardware, without running it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from plait.core_ir.cost import seconds
+from plait.core_ir.graph import Graph, Port
+from plait.core_ir.hardware import Hardware
+from plait.core_ir.named_hardware import CPU_CORE
+from plait.core_ir.program import Program, Stage, TaskKind
+from plait.core_ir.schedule.edges import chain_edges
+from plait.core_ir.schedule.times import Memory, Times
+from plait.core_ir.types import TensorType
+
+_KEPT_ROLES = ("residual", "activation", "handover")
+_MOMENT_BYTES = 8
+"""Adam's two moments of a parameter, in f32."""
+_MASTER_BYTES = 4
+"""The f32 copy of a parameter that is kept in fewer bytes, which Adam changes in its place."""
+
+
+@dataclass(frozen=True)
+class StageBytes:
+    """What a stage holds, in bytes.
+
+    activation: of a microbatch from F to I: what F made or was sent and the backward reads.
+    handover: of a microbatch from I to W: what I hands over, and of `activation` what W reads.
+    parameters: all the time; parameters, gradients, buffers, the optimizer's state.
+    optimizer: what a step of the optimizer reads and writes.
+    """
+
+    activation: int
+    handover: int
+    parameters: int
+    optimizer: int
+
+
+def estimate(
+    program: Program, placement: Sequence[int], hardware: Hardware = CPU_CORE
+) -> tuple[Times, Memory]:
+    """Times in seconds and memory in bytes of a program whose stage s runs on rank `placement[s]`.
+
+    Tasks: `cost.seconds` of F, I and W; B is I, then W, as engines run it; a pair F&B is that of the program's joint
+    graph (the slowest, where a stage's F has several partners), else F, then B. Messages: latency, and bytes by
+    bandwidth, of the link between the two ranks. Sending slows computing by `hardware.slowdown`. The optimizer is Adam
+    in mixed precision: moments in f32, and an f32 copy of parameters in fewer bytes; its step takes the time to read
+    and write these and the gradients. A parameter of several stages of one rank is held and changed once there.
+
+    Memory leaves out what lives within one task alone (logits, say), messages under way and the batch.
+    """
+    held = [_bytes(program, stage, placement) for stage in program.stages]
+    f, i, w = (_seconds(program, kind, hardware) for kind in ("F", "I", "W"))
+    latency, transfer = _messages(program, placement, hardware)
+    times = Times(
+        f=f,
+        i=i,
+        w=w,
+        fb=_pairs(program, f, [a + b for a, b in zip(i, w, strict=True)], hardware),
+        comm=latency,
+        transfer=transfer,
+        optimizer=[each.optimizer / hardware.bytes_per_second for each in held],
+        slowdown=hardware.slowdown,
+    )
+    memory = Memory(
+        activation=[each.activation for each in held],
+        handover=[each.handover for each in held],
+        parameters=[each.parameters for each in held],
+    )
+    return times, memory
+
+
+def _seconds(program: Program, kind: TaskKind, hardware: Hardware) -> list[float]:
+    """The time of one kind of task, by stage; a stage without it takes none."""
+    tasks = [stage.tasks.get(kind) for stage in program.stages]
+    return [0.0 if task is None else seconds(task, hardware) for task in tasks]
+
+
+def _pairs(
+    program: Program, f: Sequence[float], b: Sequence[float], hardware: Hardware
+) -> list[float] | None:
+    """The time of F&B by the stage of its F; None where the program has no pairs."""
+    if not program.pairs:
+        return None
+    found: dict[int, float] = {}
+    for (forward, _), graph in program.pairs.items():
+        found[forward] = max(found.get(forward, 0.0), seconds(graph, hardware))
+    return [found.get(stage, f[stage] + b[stage]) for stage in range(program.num_stages)]
+
+
+def _messages(
+    program: Program, placement: Sequence[int], hardware: Hardware
+) -> tuple[dict[tuple[int, int], float], dict[tuple[int, int], float]]:
+    """Latency and time on the link of each pair of stages, neighbours included through which nothing is sent."""
+    num_bytes = {(e.source, e.target): 0 for e in chain_edges(program.num_stages)}
+    for edge in program.edges:
+        pair = edge.source, edge.target
+        num_bytes[pair] = num_bytes.get(pair, 0) + edge.num_bytes
+    latency, transfer = {}, {}
+    for (source, target), sent in num_bytes.items():
+        link = hardware.link(placement[source], placement[target])
+        latency[source, target] = link.seconds(0)
+        transfer[source, target] = sent / link.bytes_per_second
+    return latency, transfer
+
+
+def _bytes(program: Program, stage: Stage, placement: Sequence[int]) -> StageBytes:
+    by_input, by_weights = (_kept(stage.tasks.get(kind)) for kind in ("I", "W"))
+    from_forward = {p: t for p, t in {**by_input, **by_weights}.items() if p.role != "handover"}
+    own = [p for p in stage.params if _is_first_on_its_rank(program, stage.index, p, placement)]
+    trained = _trained(program)
+    parameters = sum(program.param_types[name].num_bytes for name in own)
+    parameters += sum(program.param_types[name].num_bytes for name in _gradients(stage))
+    parameters += sum(type_.num_bytes for type_ in _buffers(stage).values())
+    state = sum(_state_bytes(program.param_types[name]) for name in own if name in trained)
+    step = sum(_step_bytes(program.param_types[name]) for name in own if name in trained)
+    return StageBytes(
+        activation=_total(from_forward),
+        handover=_total(by_weights),
+        parameters=parameters + state,
+        optimizer=step,
+    )
+
+
+def _kept(task: Graph | None) -> dict[Port, TensorType]:
+    """What a task of the backward reads of earlier tasks of its stage."""
+    if task is None:
+        return {}
+    ports = zip(task.input_ports, task.inputs, strict=True)
+    return {port: value.type for port, value in ports if port.role in _KEPT_ROLES}
+
+
+def _total(types: Mapping[Port, TensorType]) -> int:
+    return sum(type_.num_bytes for type_ in types.values())
+
+
+def _gradients(stage: Stage) -> dict[str, None]:
+    """Names of the parameters that the stage gives a gradient of."""
+    tasks = [task for kind, task in stage.tasks.items() if kind != "B"] or list(
+        stage.tasks.values()
+    )
+    return {name: None for task in tasks for name, _ in task.outputs_of("param_grad")}
+
+
+def _buffers(stage: Stage) -> dict[str, TensorType]:
+    return {n: v.type for task in stage.tasks.values() for n, v in task.inputs_of("buffer")}
+
+
+def _trained(program: Program) -> frozenset[str]:
+    return frozenset(name for stage in program.stages for name in _gradients(stage))
+
+
+def _is_first_on_its_rank(
+    program: Program, stage: int, name: str, placement: Sequence[int]
+) -> bool:
+    users = program.shared_params.get(name, (stage,))
+    return stage == next(user for user in users if placement[user] == placement[stage])
+
+
+def _state_bytes(type_: TensorType) -> int:
+    return type_.size * (_MOMENT_BYTES + (_MASTER_BYTES if type_.dtype.itemsize < 4 else 0))
+
+
+def _step_bytes(type_: TensorType) -> int:
+    """The gradient read, moments and the f32 parameter read and written, and where that is a copy, the parameter."""
+    itemsize = type_.dtype.itemsize
+    changed = 2 * _MASTER_BYTES + itemsize if itemsize < 4 else 2 * itemsize
+    return type_.size * (itemsize + 2 * _MOMENT_BYTES + changed)

@@ -1,0 +1,128 @@
+"""Comparing schedules without running anything: a model captured without weights, simulated on described hardware."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from plait.api import capture_program, schedule_for
+from plait.compare.job import stages_of
+from plait.compare.plan import Request, plan_jobs
+from plait.core_ir.cost import peak_seconds
+from plait.core_ir.errors import UsageError
+from plait.core_ir.hardware import Hardware, to_json
+from plait.core_ir.passes.multiplex import multiplex_pairs
+from plait.core_ir.program import Program
+from plait.core_ir.schedule.estimate import estimate
+from plait.core_ir.schedule.timeline import Timeline
+from plait.workloads.abstract import load_abstract
+from plait.workloads.workload import Sizes, is_named, num_tokens
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is done next, and how much of how much is done."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A model cut into stages: its program, and the positions of text in a batch."""
+
+    frontend: str
+    program: Program
+    num_tokens: int
+
+
+def simulate_rows(
+    request: Request, hardware: Hardware, progress: Progress
+) -> Iterator[tuple[dict[str, Any], Timeline]]:
+    """A row, with its timeline, for each number of microbatches, frontend and schedule.
+
+    The frontend is the first that is installed, unless some are asked for. Raises `UsageError` or `ScheduleError` for
+    what does not fit, and for options of a run, which this is none.
+    """
+    _refuse_options_of_a_run(request)
+    cases = _cases(request)
+    cut = cache(lambda frontend, stages, count: _cut(request, frontend, stages, count))
+    for done, (frontend, schedule, count) in enumerate(cases):
+        progress(f"{schedule} with {count} microbatches", done, len(cases))
+        stages = stages_of(schedule, request.num_ranks)
+        yield _row(request, hardware, schedule, count, cut(frontend, stages, count))
+
+
+def _refuse_options_of_a_run(request: Request) -> None:
+    given = {
+        "backend": request.backends,
+        "engine": request.engines,
+        "codegen": request.codegen,
+        "device": request.device,
+        "train": request.train_steps,
+    }
+    for option, value in given.items():
+        if value:
+            raise UsageError(f"--simulate runs nothing, so --{option} has no meaning with it")
+
+
+def _cases(request: Request) -> list[tuple[str | None, str, int]]:
+    jobs = plan_jobs(request)
+    own = [job for job in jobs if (job.backend, job.engine) == (jobs[0].backend, jobs[0].engine)]
+    return [
+        (frontend, schedule, job.num_microbatches)
+        for job in own
+        for frontend in (job.frontends if request.frontends else job.frontends[:1])
+        for schedule in job.schedules
+    ]
+
+
+def _batch_size(request: Request) -> int:
+    return plan_jobs(request)[0].batch_size
+
+
+def _cut(request: Request, frontend: str | None, num_stages: int, num_microbatches: int) -> Cut:
+    sizes = Sizes(request.config, request.dtype, _batch_size(request), num_stages)
+    workload = load_abstract(request.model, frontend, sizes, tuple(request.split) or None)
+    _, program = capture_program(
+        workload.loss_fn,
+        workload.model,
+        workload.batch,
+        num_microbatches=num_microbatches,
+        split=workload.split,
+    )
+    return Cut(workload.frontend, program, num_tokens(workload.batch))
+
+
+def _row(
+    request: Request, hardware: Hardware, schedule: str, num_microbatches: int, cut: Cut
+) -> tuple[dict[str, Any], Timeline]:
+    chosen = schedule_for(
+        cut.program, schedule, request.num_ranks, num_microbatches, hardware=hardware
+    )
+    program = multiplex_pairs(cut.program, chosen.pairs)
+    times, memory = estimate(program, chosen.placement, hardware)
+    timeline = chosen.simulate(times, memory, edges=program.edge_kinds())
+    step, peaks = timeline.makespan, timeline.peak_memory.tolist()
+    # A forward's products once, and twice for its backward, whatever is computed again.
+    model_seconds = 3 * num_microbatches * _peak_seconds(program, hardware)
+    named = is_named(request.model)
+    row = {
+        "model": request.model,
+        "config": request.config if named else None,
+        "frontend": cut.frontend,
+        "schedule": schedule,
+        "ranks": chosen.num_ranks,
+        "stages": program.num_stages,
+        "microbatches": num_microbatches,
+        "batch_size": _batch_size(request) if named else None,
+        "dtype": request.dtype if named else None,
+        "hardware": to_json(hardware),
+        "simulated_step_seconds": step,
+        "tokens_per_second": cut.num_tokens / step,
+        "bubble_rate": timeline.bubble_rate,
+        "span_bubble_rate": timeline.span_bubble_rate,
+        "model_flops_utilisation": model_seconds / (chosen.num_ranks * step),
+        "peak_memory_bytes": peaks,
+        "fits": max(peaks) <= hardware.memory_bytes,
+    }
+    return row, timeline
+
+
+def _peak_seconds(program: Program, hardware: Hardware) -> float:
+    return sum(peak_seconds(stage.tasks["F"], hardware) for stage in program.stages)
