@@ -171,10 +171,12 @@ def schedule_for(
     num_microbatches: int,
     *,
     hardware: Hardware = CPU_CORE,
+    memory_limit: float | None = None,
 ) -> Schedule:
     """The schedule by name, by file or as given, validated against the program; ScheduleError where it does not fit.
 
-    One that is searched for is searched for the program's times on the hardware.
+    One that is searched for is searched for the program's times on the hardware. memory_limit: the bytes that a rank
+    may hold, as `estimate` counts them.
     """
     stages = program.num_stages
     if isinstance(schedule, Schedule):
@@ -183,12 +185,15 @@ def schedule_for(
         chosen = Schedule.from_csv(Path(schedule))
     elif isinstance(schedule, str):
         ranks, per_rank = registry.shape_for(schedule, stages, num_ranks)
+        times, memory = estimate(program, loop(ranks, per_rank), hardware)
         chosen = registry.build(
             schedule,
             ranks,
             num_microbatches,
             stages_per_rank=per_rank,
-            times=estimate(program, loop(ranks, per_rank), hardware)[0],
+            times=times,
+            memory=memory if memory_limit is not None else None,
+            memory_limit=memory_limit,
         )
     else:
         raise UsageError(

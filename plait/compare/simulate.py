@@ -1,6 +1,7 @@
 """Comparing schedules without running anything: a model captured without weights, simulated on described hardware."""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -9,11 +10,13 @@ from plait.api import capture_program, schedule_for
 from plait.compare.job import stages_of
 from plait.compare.plan import Request, plan_jobs
 from plait.core_ir.cost import peak_seconds
-from plait.core_ir.errors import UsageError
+from plait.core_ir.errors import ScheduleError, UsageError
 from plait.core_ir.hardware import Hardware, to_json
-from plait.core_ir.passes.multiplex import multiplex_pairs
+from plait.core_ir.passes.pipeline import schedule_program
 from plait.core_ir.program import Program
+from plait.core_ir.schedule.auto import AUTO
 from plait.core_ir.schedule.estimate import estimate
+from plait.core_ir.schedule.schedule import Schedule
 from plait.core_ir.schedule.timeline import Timeline
 from plait.workloads.abstract import load_abstract
 from plait.workloads.workload import Sizes, is_named, num_tokens
@@ -92,10 +95,8 @@ def _cut(request: Request, frontend: str | None, num_stages: int, num_microbatch
 def _row(
     request: Request, hardware: Hardware, schedule: str, num_microbatches: int, cut: Cut
 ) -> tuple[dict[str, Any], Timeline]:
-    chosen = schedule_for(
-        cut.program, schedule, request.num_ranks, num_microbatches, hardware=hardware
-    )
-    program = multiplex_pairs(cut.program, chosen.pairs)
+    chosen = _schedule(cut.program, schedule, request.num_ranks, num_microbatches, hardware)
+    program = schedule_program(cut.program, chosen.pairs)
     times, memory = estimate(program, chosen.placement, hardware)
     timeline = chosen.simulate(times, memory, edges=program.edge_kinds())
     step, peaks = timeline.makespan, timeline.peak_memory.tolist()
@@ -122,6 +123,19 @@ def _row(
         "fits": max(peaks) <= hardware.memory_bytes,
     }
     return row, timeline
+
+
+def _schedule(
+    program: Program, name: str, num_ranks: int, num_microbatches: int, hardware: Hardware
+) -> Schedule:
+    """The schedule; `auto` within the hardware's memory, if anything fits into it."""
+    if name == AUTO.name:
+        limit = hardware.memory_bytes
+        with suppress(ScheduleError):
+            return schedule_for(
+                *(program, name, num_ranks, num_microbatches), hardware=hardware, memory_limit=limit
+            )
+    return schedule_for(program, name, num_ranks, num_microbatches, hardware=hardware)
 
 
 def _peak_seconds(program: Program, hardware: Hardware) -> float:
