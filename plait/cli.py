@@ -128,6 +128,8 @@ def compare(
 ) -> None:
     """Run a model through frontends, backends, engines and schedules, and compare them in one table.
 
+    With --simulate nothing runs: the schedules are simulated on hardware that need not be there.
+
     Options that say so take lists by comma: --frontend torch,flax. Every engine runs in processes of its own, which
     this command starts, one thread a rank. Exit code 1 where a row does not agree with the unpipelined framework.
     """
@@ -300,7 +302,7 @@ def _simulate(
     console = Console()
     console.width = max(console.width, WIDTH)
     console.print(simulated_table(results.rows))
-    console.print(describe(hardware), highlight=False, markup=False)
+    console.print(f"\n{describe(hardware)}", highlight=False, markup=False)
     if json is not None:
         results.write_json(json)
     if timeline is not None:

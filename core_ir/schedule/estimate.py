@@ -1,6 +1,6 @@
 """What a program's tasks, transfers and memory cost on some hardware, without running it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from plait.core_ir.cost import seconds
@@ -48,7 +48,8 @@ def estimate(
 
     Memory leaves out what lives within one task alone (logits, say), messages under way and the batch.
     """
-    held = [_bytes(program, stage, placement) for stage in program.stages]
+    trained = frozenset(name for stage in program.stages for name in _gradients(stage))
+    held = [_bytes(program, stage, placement, trained) for stage in program.stages]
     f, i, w = (_seconds(program, kind, hardware) for kind in ("F", "I", "W"))
     latency, transfer = _messages(program, placement, hardware)
     times = Times(
@@ -103,11 +104,12 @@ def _messages(
     return latency, transfer
 
 
-def _bytes(program: Program, stage: Stage, placement: Sequence[int]) -> StageBytes:
+def _bytes(
+    program: Program, stage: Stage, placement: Sequence[int], trained: Collection[str]
+) -> StageBytes:
     by_input, by_weights = (_kept(stage.tasks.get(kind)) for kind in ("I", "W"))
     from_forward = {p: t for p, t in {**by_input, **by_weights}.items() if p.role != "handover"}
     own = [p for p in stage.params if _is_first_on_its_rank(program, stage.index, p, placement)]
-    trained = _trained(program)
     parameters = sum(program.param_types[name].num_bytes for name in own)
     parameters += sum(program.param_types[name].num_bytes for name in _gradients(stage))
     parameters += sum(type_.num_bytes for type_ in _buffers(stage).values())
@@ -143,10 +145,6 @@ def _gradients(stage: Stage) -> dict[str, None]:
 
 def _buffers(stage: Stage) -> dict[str, TensorType]:
     return {n: v.type for task in stage.tasks.values() for n, v in task.inputs_of("buffer")}
-
-
-def _trained(program: Program) -> frozenset[str]:
-    return frozenset(name for stage in program.stages for name in _gradients(stage))
 
 
 def _is_first_on_its_rank(
