@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from op_families.case import ALL, FLOATS, Tolerance, assert_close, edges, named, random
+from op_families.case import ALL, Tolerance, assert_close, edges, named, random
 
 from plait.core_ir.build import Builder
 from plait.core_ir.graph import Graph
 from plait.core_ir.interpret_ranks import interpret_ranks
 from plait.core_ir.op import Array
 from plait.core_ir.ops import collective as ops
+from plait.core_ir.ops.control import scan
 from plait.core_ir.ops.elementwise import add, neg
 from plait.core_ir.types import DType, type_of
 
@@ -46,13 +47,14 @@ class RanksCase:
             assert_close(a, b, self.tolerance, where)
 
 
-def cases(size: int) -> list[RanksCase]:
+def cases(size: int, dtypes: Sequence[str] = ALL) -> list[RanksCase]:
     """Cases over one axis `data` of that many ranks, at least 2; and of two axes where it is even."""
     found = [
-        *_reductions(size),
-        *_movements(size),
+        *_reductions(size, dtypes),
+        *_movements(size, dtypes),
         _two_starts(size),
         _turned(size),
+        _loop(size),
     ]
     return [*found, _two_axes(size)] if size % 2 == 0 and size > 2 else found
 
@@ -86,34 +88,34 @@ def _reduces(dtype: DType, reduction: str) -> bool:
     return dtype.kind != ("bool" if reduction in ("sum", "product") else "complex")
 
 
-def _reductions(size: int) -> list[RanksCase]:
+def _reductions(size: int, dtypes: Sequence[str]) -> list[RanksCase]:
     found = []
     for reduction in ("sum", "product", "max", "min"):
-        for group, tolerance in ((FLOATS, "rounded"), (ALL[:9], "exact"), (ALL[13:], "rounded")):
-            calls: list[Any] = []
-            for dtype in group:
-                if not _reduces(named(dtype), reduction):
-                    continue
-                attrs = {"reduction": reduction}
-                calls.append((ops.all_reduce, attrs, _ranks(dtype, size, 3, 2)))
-                calls.append((ops.all_reduce, attrs, _ranks(dtype, size)))
-                for dim in (0, 1):
-                    shape = [3, 2]
-                    shape[dim] *= size
-                    arrays = _ranks(dtype, size, *shape)
-                    calls.append((ops.reduce_scatter, {**attrs, "dim": dim}, arrays))
-                if reduction in ("max", "min") or tolerance == "exact":
-                    calls.append((ops.all_reduce, attrs, _edges(dtype, size)))
-            if calls:
-                label = f"{reduction}-{group[0]}"
-                kind: Tolerance = "exact" if tolerance == "exact" else "rounded"
-                found.append(_case(label, size, calls, kind))
-    return found
+        exact: list[Any] = []
+        rounded: list[Any] = []
+        attrs = {"reduction": reduction}
+        for dtype in dtypes:
+            if not _reduces(named(dtype), reduction):
+                continue
+            adds = reduction in ("sum", "product")
+            calls = rounded if adds and named(dtype).is_inexact else exact
+            arrays = _ranks(dtype, size, 3, 2 * size)
+            calls.append((ops.reduce_scatter, {**attrs, "dim": 1}, arrays))
+            # A sum of infinities, or of the largest numbers, is another in another order.
+            wild = not (adds and named(dtype).is_inexact)
+            arrays = _edges(dtype, size) if wild else _ranks(dtype, size, 5)
+            calls.append((ops.all_reduce, attrs, arrays))
+        calls = rounded if reduction in ("sum", "product") else exact
+        calls.append((ops.all_reduce, attrs, _ranks("f32", size)))
+        calls.append((ops.reduce_scatter, {**attrs, "dim": 0}, _ranks("f32", size, 2 * size, 3)))
+        found.append(_case(f"{reduction}-rounded", size, rounded, "rounded"))
+        found.append(_case(f"{reduction}-exact", size, exact))
+    return [case for case in found if case.operands[0]]
 
 
-def _movements(size: int) -> list[RanksCase]:
+def _movements(size: int, dtypes: Sequence[str]) -> list[RanksCase]:
     gather = [(ops.all_gather, {"dim": d}, _ranks("f32", size, 2, 3, 2)) for d in (0, 1, 2)]
-    gather += [(ops.all_gather, {"dim": 1}, _ranks(dtype, size, 2, 3)) for dtype in ALL]
+    gather += [(ops.all_gather, {"dim": 1}, _ranks(dtype, size, 2, 3)) for dtype in dtypes]
     gather += [(ops.all_gather, {"dim": 0}, _edges(dtype, size)) for dtype in ("f32", "u64")]
     exchange = [
         (ops.all_to_all, {"split_dim": s, "concat_dim": c}, _ranks("f32", size, size, 2 * size, 2))
@@ -121,7 +123,7 @@ def _movements(size: int) -> list[RanksCase]:
     ]
     exchange += [
         (ops.all_to_all, {"split_dim": 1, "concat_dim": 0}, _ranks(dtype, size, 2, size))
-        for dtype in ALL
+        for dtype in dtypes
     ]
     ring = tuple((rank, (rank + 1) % size) for rank in range(size))
     some = (ring, ring[:-1], ((size - 1, 0),), (), ((0, 0), (1, size - 1)))
@@ -130,7 +132,7 @@ def _movements(size: int) -> list[RanksCase]:
         (ops.permute, {"pairs": pairs}, _ranks("f32", size, *shape))
         for pairs, shape in zip(some, shapes, strict=True)
     ]
-    permute += [(ops.permute, {"pairs": ring[:-1]}, _ranks(dtype, size, 2)) for dtype in ALL]
+    permute += [(ops.permute, {"pairs": ring[:-1]}, _ranks(dtype, size, 2)) for dtype in dtypes]
     permute += [(ops.permute, {"pairs": ring}, _ranks(dtype, size)) for dtype in ("c64", "u16")]
     return [
         _case("all_gather", size, gather),
@@ -170,6 +172,25 @@ def _turned(size: int) -> RanksCase:
     b.output(b(ops.wait, b(ops.all_reduce, exchanged, reduction="max", **over)))
     b.output(b(ops.wait, b(ops.permute, b.transpose(x, (1, 0)), pairs=((0, 1),), **over)))
     return RanksCase("turned", b.build(), tuple((a,) for a in arrays), {"data": size})
+
+
+def _loop(size: int) -> RanksCase:
+    """Collectives in a loop too long to be unrolled: the largest so far goes round."""
+    over = {"axis": "data", "size": size}
+    arrays = _ranks("f32", size, 2)
+    body = Builder("body")
+    carry, x = body.input(type_of(arrays[0])), body.input(type_of(arrays[0]))
+    largest = body(ops.wait, body(ops.all_reduce, body(add, carry, x), reduction="max", **over))
+    body.output(body(ops.wait, body(ops.permute, largest, pairs=((0, 1), (1, 0)), **over)))
+    body.output(largest)
+    b = Builder("loop")
+    steps = [np.tile(np.arange(60, dtype=np.float32)[:, None], (1, 2)) * r for r in range(size)]
+    start = b.input(type_of(arrays[0]))
+    loop = dict(num_consts=0, num_carry=1, length=60, reverse=False)
+    for result in b.emit(scan, start, b.input(type_of(steps[0])), body=body.build(), **loop):
+        b.output(result)
+    operands = tuple(zip(arrays, steps, strict=True))
+    return RanksCase("loop", b.build(), operands, {"data": size}, "rounded")
 
 
 def _two_axes(size: int) -> RanksCase:

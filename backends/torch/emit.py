@@ -18,6 +18,7 @@ from torch.fx.traceback import preserve_node_meta, set_stack_trace
 
 from plait.backends.torch import (
     emit_attention,
+    emit_collective,
     emit_control,
     emit_convert,
     emit_convolution,
@@ -37,9 +38,10 @@ from plait.backends.torch.constants import constants_of
 from plait.backends.torch.emitter import Call, Emitter, Scope
 from plait.backends.torch.storage import separate
 from plait.core_ir.errors import UnsupportedError
-from plait.core_ir.graph import Eqn, Graph, Value
+from plait.core_ir.graph import Graph, Value
 from plait.core_ir.op import Literal, Op
 from plait.core_ir.ops.shape import constant
+from plait.core_ir.types import AsyncType
 
 FAMILIES = (
     *(emit_elementwise, emit_integer, emit_convert, emit_shape, emit_reduce, emit_window),
@@ -50,6 +52,7 @@ FAMILIES = (
         emit_attention,
         emit_random,
         emit_control,
+        emit_collective,
         emit_extern,
     ),
 )
@@ -121,32 +124,36 @@ def trace(
 def _run(graph: Graph, operands: Sequence[Tensor], scope: Scope) -> list[Tensor]:
     known: dict[Value, Tensor] = dict(zip(graph.inputs, operands, strict=True))
     literals: dict[Value, Literal] = {}
+    started: dict[Value, Call] = {}
     for eqn in graph.eqns:
         if eqn.op is constant and eqn.result.type.rank == 0:
             literals[eqn.result] = eqn.attrs["value"]
-        results = _results(eqn, [known[v] for v in eqn.operands], scope, literals)
+        call = Call(eqn, scope, literals, started)
+        results = _results(call, [known[v] for v in eqn.operands])
+        started.update((r, call) for r in eqn.results if isinstance(r.type, AsyncType))
         known.update(zip(eqn.results, results, strict=True))
     return [known[v] for v in graph.outputs]
 
 
-def _results(
-    eqn: Eqn, operands: Sequence[Tensor], scope: Scope, literals: Mapping[Value, Literal]
-) -> Sequence[Tensor]:
+def _results(call: Call, operands: Sequence[Tensor]) -> Sequence[Tensor]:
+    eqn = call.eqn
     emitter = EMITTERS.get(eqn.op)
     if emitter is None:
         raise UnsupportedError(f"{eqn.source}: the torch backend has no emitter for {eqn.op}")
     set_stack_trace([str(eqn.source)])  # what Inductor says of an op it cannot lower
     try:
-        out = emitter(Call(eqn, scope, literals), *operands)
+        out = emitter(call, *operands)
     except UnsupportedError as error:
         raise UnsupportedError(f"{eqn.source}: {error}") from error
     except Exception as error:
         types = ", ".join(repr(v.type) for v in eqn.operands)
         raise UnsupportedError(
-            f"{eqn.source}: torch cannot compute {eqn.op}({types}) on {scope.device}: {error}"
+            f"{eqn.source}: torch cannot compute {eqn.op}({types}) on {call.device}: {error}"
         ) from error
     results = (out,) if isinstance(out, Tensor) else tuple(out)
     for x, value in zip(results, eqn.results, strict=True):
+        if isinstance(value.type, AsyncType):
+            continue  # in whatever form it travels
         if (tuple(x.shape), x.dtype) != (value.type.shape, carrier(value.type.dtype)):
             raise UnsupportedError(
                 f"{eqn.source}: {eqn.op} was emitted as {x.dtype} {list(x.shape)}, which does not hold "

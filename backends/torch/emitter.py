@@ -35,11 +35,15 @@ class Scope:
 
 @dataclass(frozen=True)
 class Call:
-    """One equation to emit. `literals`: the operands that are constants, by value."""
+    """One equation to emit.
+
+    literals: the constants so far, by value. started: the calls of the collectives so far, by the async value.
+    """
 
     eqn: Eqn
     scope: Scope
     literals: Mapping[Value, Literal]
+    started: Mapping[Value, "Call"]
 
     @property
     def attrs(self) -> Mapping[str, Any]:

@@ -1,0 +1,38 @@
+"""Collectives between gloo ranks, against their meaning on all ranks; what an emitted graph says of ranks."""
+
+import os
+from pathlib import Path
+
+import pytest
+from collective_cases import cases
+from process_group import run_ranks
+
+from plait.backends.torch.emit import trace
+from plait.backends.torch.mesh_groups import release_axis
+
+SCRIPT = Path(__file__).with_name("collective_runs.py")
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "codegen"),
+    [(2, "eager"), (3, "eager"), (4, "eager"), (2, "inductor"), (3, "inductor")],
+)
+def test_collectives_between_ranks(
+    num_ranks: int, codegen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tests = str(Path(__file__).parents[2])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((tests, os.environ.get("PYTHONPATH", ""))))
+    for rank, finished in enumerate(run_ranks(SCRIPT, [codegen], num_ranks)):
+        assert finished.status == 0, f"rank {rank}:\n{finished.stderr}"
+        assert finished.stdout.endswith("done\n")
+
+
+def test_a_graph_names_groups_by_axis_and_holds_no_rank() -> None:
+    (case,) = (case for case in cases(2) if case.name == "overlapped")
+    code = trace(case.graph, "cpu").module.code
+    assert code.count("'plait:data'") == 4  # three collectives and the place of the rank
+    assert "plait.axis_index.default('plait:data'" in code
+
+
+def test_forgetting_an_axis_that_nobody_knows_is_no_error() -> None:
+    release_axis("nowhere")
