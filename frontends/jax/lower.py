@@ -1,7 +1,7 @@
 """The table from primitive to lowering rule, and the walk over a jaxpr that applies it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -9,6 +9,7 @@ from plait.core_ir.build import Builder
 from plait.core_ir.errors import CaptureError
 from plait.core_ir.graph import Graph, Value
 from plait.frontends.jax import (
+    lower_collective,
     lower_control,
     lower_elementwise,
     lower_index,
@@ -40,6 +41,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         **lower_index.RULES,
         **lower_linalg.RULES,
         **lower_random.RULES,
+        **lower_collective.RULES,
         **lower_control.RULES,
         **lower_traced.RULES,
     }
@@ -53,11 +55,13 @@ class JaxprLowering:
 
     scopes: module scopes of the equation that what is lowered stands in.
     recomputing: what is lowered computes again what the forward computed.
+    axes: number of ranks along each axis of the mesh.
     """
 
     marks: Marks
     scopes: tuple[str, ...] = ()
     recomputing: bool = False
+    axes: Mapping[str, int] = field(default_factory=dict)
 
     def inline(self, b: Builder, jaxpr: ClosedJaxpr, *operands: Value) -> list[Value]:
         """The results of a jaxpr, its equations appended to `b`."""
@@ -108,7 +112,14 @@ def _read(b: Builder, env: Mapping[Var, Value], atom: Any) -> Value:
 
 
 def lower_jaxpr(
-    b: Builder, jaxpr: ClosedJaxpr, operands: Sequence[Value], marks: Marks
+    b: Builder,
+    jaxpr: ClosedJaxpr,
+    operands: Sequence[Value],
+    marks: Marks,
+    axes: Mapping[str, int] = MappingProxyType({}),
 ) -> list[Value]:
-    """Append a whole jaxpr to a builder; its results. `marks` collects the stage boundaries met."""
-    return JaxprLowering(marks).inline(b, jaxpr, *operands)
+    """Append a whole jaxpr to a builder; its results.
+
+    marks: collects the stage boundaries met. axes: number of ranks along each mesh axis that collectives may name.
+    """
+    return JaxprLowering(marks, axes=axes).inline(b, jaxpr, *operands)

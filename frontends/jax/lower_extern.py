@@ -18,7 +18,7 @@ from plait.frontends.jax.site import Site
 
 _calls = count()
 
-# What talks to the host, or to other devices: no pure program of one stage holds it.
+# What talks to the host, or to other devices in ways that have no lowering.
 _REFUSED = {
     "pure_callback": "a callback to the host",
     "io_callback": "a callback to the host",
@@ -29,14 +29,13 @@ _REFUSED = {
     "reshard": "a sharding annotation",
     "device_put": "a placement on a device",
     "shard_map": "a computation over a mesh",
-    "psum": "a collective",
-    "pmax": "a collective",
-    "pmin": "a collective",
-    "all_gather": "a collective",
-    "all_to_all": "a collective",
-    "reduce_scatter": "a collective",
-    "ppermute": "a collective",
-    "axis_index": "a position on a mesh",
+    **dict.fromkeys(
+        (
+            *("pbroadcast", "psend", "precv", "ragged_all_to_all", "all_gather_reduced"),
+            *("unreduced_psum", "unreduced_reduce_scatter", "preduced", "vary_unreduced_cast_p"),
+        ),
+        "a collective without a lowering",
+    ),
 }
 
 

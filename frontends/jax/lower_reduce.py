@@ -23,18 +23,6 @@ def _reduction(op: Op, logical: Op | None = None) -> Rule:
     return rule
 
 
-def _over_mapped(op: Op) -> Rule:
-    """A reduction over axes of `vmap`, which are dims by now; over a mesh axis it is a collective."""
-
-    def rule(b: Builder, site: Site, *xs: Value) -> Sequence[Value]:
-        axes = site.params["axes"]
-        if site.params["axis_index_groups"] is not None or any(isinstance(a, str) for a in axes):
-            return extern(b, site, *xs)
-        return [b(op, x, dims=ints(axes)) if axes else x for x in xs]
-
-    return rule
-
-
 def _arg(op: Op) -> Rule:
     def rule(b: Builder, site: Site, x: Value) -> Value:
         (dim,) = ints(site.params["axes"])
@@ -115,9 +103,6 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "reduce_min": _reduction(ops.reduce_min, ops.reduce_and),
         "reduce_and": _reduction(ops.reduce_and),
         "reduce_or": _reduction(ops.reduce_or),
-        "psum": _over_mapped(ops.reduce_sum),
-        "pmax": _over_mapped(ops.reduce_max),
-        "pmin": _over_mapped(ops.reduce_min),
         "argmax": _arg(ops.argmax),
         "argmin": _arg(ops.argmin),
         "cumsum": _cumulative(ops.cumsum),

@@ -29,6 +29,10 @@ class Lowering(Protocol):
     def marks(self) -> Marks:
         """The boundary markers met so far."""
 
+    @property
+    def axes(self) -> Mapping[str, int]:
+        """Number of ranks along each axis of the mesh."""
+
 
 @dataclass(frozen=True)
 class Site:
