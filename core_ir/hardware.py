@@ -4,7 +4,7 @@ import json
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from os import PathLike
 from pathlib import Path
 from types import MappingProxyType
@@ -59,7 +59,7 @@ class Hardware:
     """
 
     name: str
-    flops_per_second: Mapping[str, float]
+    flops_per_second: Mapping[str, float] = field(hash=False)
     bytes_per_second: float
     memory_bytes: float
     inside: Link
@@ -74,13 +74,13 @@ class Hardware:
         _require(self, "name", isinstance(self.name, str) and self.name != "", "a name")
         _require(self, "assumptions", isinstance(self.assumptions, str), "text")
         self._check_flops()
-        for field in ("bytes_per_second", "memory_bytes"):
-            _require(self, field, _is_positive(getattr(self, field)), "above 0")
-        for field in ("inside", "between"):
-            _require(self, field, isinstance(getattr(self, field), Link), "a Link")
-        for field in ("ranks_per_node", "sms"):
-            number = getattr(self, field)
-            _require(self, field, _is_count(number) and number > 0, "a whole number, 1 or more")
+        for name in ("bytes_per_second", "memory_bytes"):
+            _require(self, name, _is_positive(getattr(self, name)), "above 0")
+        for name in ("inside", "between"):
+            _require(self, name, isinstance(getattr(self, name), Link), "a Link")
+        for name in ("ranks_per_node", "sms"):
+            number = getattr(self, name)
+            _require(self, name, _is_count(number) and number > 0, "a whole number, 1 or more")
         efficiency = self.product_efficiency
         _require(
             self, "product_efficiency", _is_positive(efficiency) and efficiency <= 1, "in (0, 1]"
@@ -188,7 +188,7 @@ def _table(content: Any, kind: type[Any], where: str) -> dict[str, Any]:
     """The content, if it is a table of a dataclass's fields."""
     if not isinstance(content, dict):
         raise UsageError(f"{where}expected a table of keys, got {content!r}")
-    known = {field.name: field.default is MISSING for field in fields(kind)}
+    known = {column.name: column.default is MISSING for column in fields(kind)}
     unknown = [key for key in content if key not in known]
     if unknown:
         raise UsageError(f"{where}unknown key {unknown[0]!r}; there are: {', '.join(known)}")
@@ -207,10 +207,10 @@ def _made(kind: type[Made], content: Any, where: str) -> Made:
         raise UsageError(f"{where}{error}") from None
 
 
-def _require(owner: object, field: str, holds: bool, expected: str) -> None:
+def _require(owner: object, name: str, holds: bool, expected: str) -> None:
     if not holds:
-        value = getattr(owner, field)
-        raise UsageError(f"{type(owner).__name__}.{field} must be {expected}, got {value!r}")
+        value = getattr(owner, name)
+        raise UsageError(f"{type(owner).__name__}.{name} must be {expected}, got {value!r}")
 
 
 def _is_number(value: object) -> bool:
