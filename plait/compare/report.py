@@ -140,8 +140,8 @@ _SIMULATED_CAPTION = (
     "step: first action to last, the optimizer's included, by the cost model: equations one after the other, products "
     "at the hardware's rate, all else reading and writing memory, unfused; bubble: idle share of the step, and of the "
     "longest span of one rank; MFU: three times the forward's products by what the ranks could compute at the peak in "
-    "a step; peak: of the emptiest and the fullest rank: parameters, gradients, Adam's state, and what microbatches hold "
-    "between tasks"
+    "a step; peak: of the emptiest and the fullest rank: parameters, gradients, Adam's state, and what microbatches "
+    "hold between tasks"
 )
 
 
