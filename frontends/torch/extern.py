@@ -12,10 +12,13 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from plait.core_ir.errors import CaptureError
+from plait.core_ir.errors import CaptureError, UnsupportedError
 from plait.core_ir.graph import Value
 from plait.core_ir.ops import control
 from plait.frontends.torch.rules import Result, Site
+
+COMMUNICATION = ("c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd")
+"""Namespaces of ops that ranks run together."""
 
 
 def extern(s: Site, target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Result:
@@ -36,6 +39,11 @@ def extern(s: Site, target: OpOverload, args: Sequence[Any], kwargs: Mapping[str
 
 def _check(s: Site, target: OpOverload) -> None:
     where = s.b.source
+    if target.namespace in COMMUNICATION:
+        raise UnsupportedError(
+            f"{where}: {target} communicates between ranks and has no lowering; functional collectives that have one "
+            "are all_reduce, all_gather_single, reduce_scatter_single, all_to_all_single and their coalesced forms"
+        )
     if target._schema.is_mutable:
         raise CaptureError(
             f"{where}: {target} changes its arguments; a captured program is functional: return the new tensors"

@@ -21,6 +21,7 @@ from plait.core_ir.types import TensorType, bool_, c128, f64, i64, u32
 from plait.frontends.torch import (
     lower_arithmetic,
     lower_attention,
+    lower_collective,
     lower_convolution,
     lower_create,
     lower_elementwise,
@@ -59,6 +60,7 @@ TABLE: Rules = {
     **lower_norm.RULES,
     **lower_pool.RULES,
     **lower_random.RULES,
+    **lower_collective.RULES,
     # checks at run time, which give nothing
     torch.ops.aten._assert_async.default: lambda s, *_: (),
     torch.ops.aten._assert_async.msg: lambda s, *_: (),

@@ -243,4 +243,5 @@ def test_rule(case: Case) -> None:
 
 
 def test_every_rule_has_a_case() -> None:
-    assert {case.primitive for case in CASES} - {""} == set(RULES)
+    mapped = {"psum", "pmax", "pmin"}  # collectives, whose rules stand elsewhere
+    assert {case.primitive for case in CASES} - {""} == set(RULES) | mapped
