@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from plait.backends.order import TaskOf, pair_of, tasks_of
+from plait.backends.parts import PartedTask, Task
 from plait.core_ir.errors import ExecutionError, PlaitError
 from plait.core_ir.graph import Graph, Port
 from plait.core_ir.program import PAIR, EdgeKind, Program, TaskKind
@@ -23,10 +23,6 @@ from plait.core_ir.schedule.ir import Action
 from plait.core_ir.schedule.schedule import Schedule
 from plait.core_ir.schedule.times import Times
 from plait.core_ir.types import TensorType
-
-Task: TypeAlias = Callable[[list[Any]], Sequence[Any]]
-"""A compiled task graph: arrays in the order of its inputs -> those of its outputs. It may empty the list."""
-
 
 Spans: TypeAlias = Sequence[Sequence[tuple[float, float]]]
 """For each rank the start and the end of each of its compute actions, in its order: seconds from the step's start."""
@@ -123,7 +119,7 @@ class Plan:
     stages: tuple[int, ...]
     tasks: Mapping[tuple[int, TaskKind], Task]
     arrays: Arrays
-    pairs: Mapping[tuple[int, int], Task] = field(default_factory=dict)
+    pairs: Mapping[tuple[int, int], PartedTask] = field(default_factory=dict)
 
     @cached_property
     def _later_reads(self) -> dict[tuple[int, TaskKind], frozenset[Port]]:
@@ -146,15 +142,22 @@ class Plan:
 
 _ORDER: tuple[TaskKind, ...] = ("F", "I", "W")
 _PAIR: tuple[TaskKind, TaskKind] = ("B", "F")
+
+
+def _nothing() -> None:
+    pass
+
+
 _Env: TypeAlias = dict[Port, Any]
 
 
 @dataclass
 class Step:
-    """One step in progress."""
+    """One step in progress. `after_part` is called between the parts of an action: something may be ready to leave."""
 
     plan: Plan
     inputs: StepInputs
+    after_part: Callable[[], None] = _nothing
     _params: dict[tuple[int, str], Any] = field(default_factory=dict)
     _envs: dict[tuple[int, int], _Env] = field(default_factory=dict)
     _outbox: dict[tuple[int, int, int, EdgeKind], list[Any]] = field(default_factory=dict)
@@ -173,7 +176,9 @@ class Step:
             with _naming(action, PAIR, action.stage, action.microbatch):
                 return list(self.run_pair(action))
         made: list[Any] = []
-        for kind, stage, microbatch in tasks_of(action):
+        for number, (kind, stage, microbatch) in enumerate(tasks_of(action)):
+            if number:
+                self.after_part()
             if kind == "F" or self.inputs.backward:
                 with _naming(action, kind, stage, microbatch):
                     made += self.run_task(stage, kind, microbatch)
@@ -181,29 +186,36 @@ class Step:
 
     def run_task(self, stage: int, kind: TaskKind, microbatch: int) -> Sequence[Any]:
         """Run one task, keep and pass on what it makes; the arrays it made."""
-        operands = self._operands(stage, kind, microbatch)
-        has_outputs = self.plan.program.task(stage, kind).outputs
-        outputs = self.plan.tasks[stage, kind](operands) if has_outputs else ()
-        self._take(stage, kind, microbatch, outputs)
+        task: TaskOf = (kind, stage, microbatch)
+        graph, operands = self.plan.program.task(stage, kind), self._operands(task)
+        outputs = self.plan.tasks[stage, kind](operands) if graph.outputs else ()
+        written = dict(zip(graph.output_ports, outputs, strict=True))
+        self._deliver(task, written)
+        self._keep(task, written)
         return outputs
 
     def run_pair(self, action: Action) -> Sequence[Any]:
-        """Run an F&B action as one task; the arrays it made, the backward's, then the forward's."""
-        halves: list[TaskOf] = [
-            (kind, _number(part.stage), _number(part.microbatch))
-            for kind, part in zip(_PAIR, reversed(action.parts), strict=True)
-        ]
-        operands = [array for kind, stage, m in halves for array in self._operands(stage, kind, m)]
-        (_, backward_stage, _), (_, forward_stage, _) = halves
-        made = list(self.plan.pairs[forward_stage, backward_stage](operands))
-        outputs = iter(made)
-        for kind, stage, microbatch in halves:
-            own = len(self.plan.program.task(stage, kind).outputs)
-            self._take(stage, kind, microbatch, list(islice(outputs, own)))
-        return made
+        """Run an F&B action as one task, and pass on what leaves as soon as it is ready; the arrays it made."""
+        halves = list(_halves(self.plan.program, action))
+        (_, backward, _), (_, forward, _) = (half.task for half in halves)
+        operands = [array for half in halves for array in self._operands(half.task)]
+        ready: dict[int, Any] = {}
+        waiting = list(halves)
+        pair = self.plan.pairs[forward, backward]
+        for number, outputs in enumerate(pair.run(operands), start=1):
+            ready.update(outputs)
+            for half in [h for h in waiting if h.sent <= ready.keys()]:
+                waiting.remove(half)
+                self._deliver(half.task, half.of(ready))
+            if number < len(pair.parts):
+                self.after_part()
+        for half in halves:
+            self._keep(half.task, half.of(ready))
+        return [ready[number] for number in sorted(ready)]
 
-    def _operands(self, stage: int, kind: TaskKind, microbatch: int) -> list[Any]:
+    def _operands(self, task: TaskOf) -> list[Any]:
         """What a task reads, in the order of its inputs."""
+        kind, stage, microbatch = task
         graph = self.plan.program.task(stage, kind)
         env = self._envs.setdefault((stage, microbatch), {})
         later = self.plan.later_reads(stage, kind, backward=self.inputs.backward)
@@ -212,19 +224,21 @@ class Step:
             for port, value in zip(graph.input_ports, graph.inputs, strict=True)
         ]
 
-    def _take(self, stage: int, kind: TaskKind, microbatch: int, outputs: Sequence[Any]) -> None:
-        """Keep and pass on what a task made."""
-        graph = self.plan.program.task(stage, kind)
+    def _keep(self, task: TaskOf, written: Mapping[Port, Any]) -> None:
+        """Keep of what a task made what later ones read, and forget what none does."""
+        kind, stage, microbatch = task
         env = self._envs[stage, microbatch]
         later = self.plan.later_reads(stage, kind, backward=self.inputs.backward)
-        written = dict(zip(graph.output_ports, outputs, strict=True))
         self._collect(stage, microbatch, written)
-        self._deliver(stage, microbatch, "activation" if kind == "F" else "gradient", written)
         env.update((port, array) for port, array in written.items() if port in later)
         for port in [p for p in env if p not in later and self._is_spent(stage, kind, p)]:
             del env[port]
         if not env and kind in ("W", "B"):
             del self._envs[stage, microbatch]
+
+    def is_ready(self, stage: int, peer: int, microbatch: int, kind: EdgeKind) -> bool:
+        """Whether `stage` has made what goes to `peer`, and nobody has taken it."""
+        return (stage, peer, microbatch, kind) in self._outbox
 
     def outgoing(self, stage: int, peer: int, microbatch: int, kind: EdgeKind) -> list[Any]:
         """The arrays that `stage` made for `peer`, in the order of the program's edges; each is given once."""
@@ -314,9 +328,10 @@ class Step:
                 case "buffer_update":
                     self._buffers[port.name] = array
 
-    def _deliver(
-        self, stage: int, microbatch: int, kind: EdgeKind, written: Mapping[Port, Any]
-    ) -> None:
+    def _deliver(self, task: TaskOf, written: Mapping[Port, Any]) -> None:
+        """Hand what a task made to stages here, and lay out what goes to others."""
+        stage, microbatch = task[1:]
+        kind: EdgeKind = "activation" if task[0] == "F" else "gradient"
         for edge in self.plan.program.edges_from(stage, kind):
             if edge.output not in written:
                 continue
@@ -326,6 +341,32 @@ class Step:
                 self._envs.setdefault((edge.target, microbatch), {})[edge.input] = moved
             elif kind == "activation" or self.inputs.backward:
                 self._outbox.setdefault((stage, edge.target, microbatch, kind), []).append(array)
+
+
+@dataclass(frozen=True)
+class _Half:
+    """One half of a pair: its task, the place of each of its outputs among the pair's, and of those that leave."""
+
+    task: TaskOf
+    numbers: Mapping[Port, int]
+    sent: frozenset[int]
+
+    def of(self, ready: Mapping[int, Any]) -> dict[Port, Any]:
+        """Those of its outputs that are ready."""
+        return {port: ready[n] for port, n in self.numbers.items() if n in ready}
+
+
+def _halves(program: Program, action: Action) -> Iterator[_Half]:
+    """The backward, then the forward."""
+    first = 0
+    for kind, part in zip(_PAIR, reversed(action.parts), strict=True):
+        stage = _number(part.stage)
+        graph = program.task(stage, kind)
+        numbers = {port: first + n for n, port in enumerate(graph.output_ports)}
+        edges = program.edges_from(stage, "activation" if kind == "F" else "gradient")
+        sent = frozenset(numbers[edge.output] for edge in edges if edge.output in numbers)
+        yield _Half((kind, stage, _number(part.microbatch)), numbers, sent)
+        first += len(numbers)
 
 
 @contextmanager
@@ -358,12 +399,6 @@ def add_shared(
             grad = arrays.add(total[name], arrays.move(grad, program.shared_params[name][0]))
         total[name] = grad
     return total
-
-
-def pair_graphs(program: Program, stages: Iterable[int]) -> Iterator[tuple[tuple[int, int], Graph]]:
-    """The tasks F&B of stages that run here."""
-    here = set(stages)
-    return ((pair, graph) for pair, graph in program.pairs.items() if here.issuperset(pair))
 
 
 def task_graphs(program: Program, stages: Iterable[int]) -> Iterator[tuple[int, TaskKind, Graph]]:

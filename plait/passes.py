@@ -20,7 +20,7 @@ from plait.core_ir.passes.fold_transposes import fold_transposes
 from plait.core_ir.passes.lanes import Lanes, lanes, peak_bytes
 from plait.core_ir.passes.merge_common_subexpressions import merge_common_subexpressions
 from plait.core_ir.passes.multiplex import multiplex, multiplex_pairs
-from plait.core_ir.passes.overlap import fillers, overlap
+from plait.core_ir.passes.overlap import fillers, overlap, overlap_pairs
 from plait.core_ir.passes.partition_stages import partition_stages
 from plait.core_ir.passes.pipeline import (
     CLEANING,
@@ -64,6 +64,7 @@ __all__ = [
     "multiplex",
     "multiplex_pairs",
     "overlap",
+    "overlap_pairs",
     "partition_stages",
     "peak_bytes",
     "schedule_program",

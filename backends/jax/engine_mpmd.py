@@ -6,6 +6,7 @@ the devices there are in turn, so that any number of ranks runs on any number of
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ from plait.backends.jax.compile import compile_task
 from plait.backends.jax.devices import beside
 from plait.backends.messages import largest_messages, stage_elsewhere
 from plait.backends.order import linear_order
+from plait.backends.parts import pairs_here, parted_pair
 from plait.backends.runtime import (
     Plan,
     Spans,
@@ -24,7 +26,6 @@ from plait.backends.runtime import (
     StepInputs,
     StepOutputs,
     add_shared,
-    pair_graphs,
     task_graphs,
 )
 from plait.backends.spans import by_rank, dispatch
@@ -89,8 +90,8 @@ class MpmdEngine:
             for stage, kind, graph in task_graphs(program, self.stages)
         }
         pairs = {
-            pair: compile_task(graph, device=placed[pair[0]])
-            for pair, graph in pair_graphs(program, self.stages)
+            pair: parted_pair(program, pair, partial(compile_task, device=placed[pair[0]]))
+            for pair in pairs_here(program, self.stages)
         }
         self._plan = Plan(program, self.stages, tasks, self.arrays, pairs)
         self.reschedule(schedule)

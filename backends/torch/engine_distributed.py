@@ -4,6 +4,7 @@ Every rank compiles the tasks of its own stages and runs its row of the lowered 
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, TypeVar
@@ -116,8 +117,17 @@ class DistributedEngine:
     ) -> None:
         mail = Mail(self._program, self._placement, self.group, self.arrays.device)
         action: Action | None = None
+        row = deque(actions)
+
+        def move_what_is_ready() -> None:
+            """Messages that are next in line leave, and are awaited, before the task that made them has ended."""
+            while row and row[0].kind.is_message and _can_move(step, row[0]):
+                _move(step, mail, row.popleft())
+
+        step.after_part = move_what_is_ready
         try:
-            for action in actions:
+            while row:
+                action = row.popleft()
                 if action.kind.is_message:
                     _move(step, mail, action)
                 elif action.kind.is_compute:
@@ -236,14 +246,29 @@ def _joined(of_ranks: Sequence[Sequence[Iterable[_T]]]) -> list[list[_T]]:
     return [list(chain.from_iterable(parts)) for parts in zip(*of_ranks, strict=True)]
 
 
+def _can_move(step: Step, action: Action) -> bool:
+    """Whether a message is there to be sent; one to be received can be awaited at any time."""
+    return action.kind.direction != "send" or step.is_ready(*_message(action))
+
+
 def _move(step: Step, mail: Mail, action: Action) -> None:
     """Send or begin to receive one message."""
-    stage, peer, microbatch = action.stage, action.peer, action.microbatch
-    assert stage is not None
-    assert peer is not None
-    assert microbatch is not None
-    kind: EdgeKind = "activation" if action.kind.payload == "activation" else "gradient"
+    stage, peer, microbatch, kind = _message(action)
     if action.kind.direction == "send":
         mail.send(peer, step.outgoing(stage, peer, microbatch, kind))
     else:
         mail.receive(stage, peer, microbatch, kind)
+
+
+def _message(action: Action) -> tuple[int, int, int, EdgeKind]:
+    """Stage, peer, microbatch and what it carries."""
+    stage, peer, microbatch = action.stage, action.peer, action.microbatch
+    assert stage is not None, action
+    assert peer is not None, action
+    assert microbatch is not None, action
+    return (
+        stage,
+        peer,
+        microbatch,
+        "activation" if action.kind.payload == "activation" else "gradient",
+    )

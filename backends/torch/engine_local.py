@@ -5,6 +5,7 @@ For notebooks, debugging, and one GPU.
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from plait.backends.order import linear_order
+from plait.backends.parts import pairs_here, parted_pair
 from plait.backends.runtime import (
     Plan,
     Spans,
@@ -19,7 +21,6 @@ from plait.backends.runtime import (
     StepInputs,
     StepOutputs,
     add_shared,
-    pair_graphs,
     task_graphs,
 )
 from plait.backends.spans import Recorder, by_rank
@@ -77,8 +78,8 @@ def compile_plan(
         for stage, kind, graph in task_graphs(program, stages)
     }
     pairs = {
-        pair: compile_task(graph, codegen=codegen, device=device)
-        for pair, graph in pair_graphs(program, stages)
+        pair: parted_pair(program, pair, partial(compile_task, codegen=codegen, device=device))
+        for pair in pairs_here(program, stages)
     }
     return Plan(program, stages, tasks, TorchArrays(device), pairs)
 

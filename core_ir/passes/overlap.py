@@ -17,14 +17,16 @@ stages wait for are ready first.
 """
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
+from plait.core_ir.cost import eqn_seconds
 from plait.core_ir.errors import VerifyError
 from plait.core_ir.graph import Eqn, Graph, Value
 from plait.core_ir.ops.collective import STARTS, wait
 from plait.core_ir.passes.equations import has_effect
 from plait.core_ir.passes.lanes import Live, Seconds, lanes, peak_bytes
+from plait.core_ir.program import Program
 
 
 def overlap(graph: Graph, seconds: Seconds, *, memory_bytes: int | None = None) -> Graph:
@@ -43,6 +45,12 @@ def overlap(graph: Graph, seconds: Seconds, *, memory_bytes: int | None = None) 
             f"{min(map(peak_bytes, (*candidates, graph)))}"
         )
     return min(fitting, key=lambda found: lanes(found, seconds).exposed)
+
+
+def overlap_pairs(program: Program, pairs: Collection[tuple[int, int]]) -> Program:
+    """The program with its F&B tasks in that order, by the cost model's times."""
+    ordered = {pair: overlap(graph, eqn_seconds) for pair, graph in program.pairs.items()}
+    return replace(program, pairs=ordered)
 
 
 def fillers(graph: Graph) -> frozenset[Eqn]:
