@@ -4,8 +4,9 @@ import os
 from pathlib import Path
 
 import pytest
-from collective_cases import cases
+from collective_cases import RanksCase, cases
 from process_group import run_ranks
+from torch import Tensor
 
 from plait.backends.torch.emit import trace
 from plait.backends.torch.mesh_groups import release_axis
@@ -36,3 +37,10 @@ def test_a_graph_names_groups_by_axis_and_holds_no_rank() -> None:
 
 def test_forgetting_an_axis_that_nobody_knows_is_no_error() -> None:
     release_axis("nowhere")
+
+
+@pytest.mark.parametrize("case", cases(2), ids=lambda case: case.name)
+def test_collectives_are_emitted_for_cuda_without_a_gpu(case: RanksCase) -> None:
+    module = trace(case.graph, "cuda").module
+    values = [n.meta["val"] for n in module.graph.nodes if isinstance(n.meta.get("val"), Tensor)]
+    assert {value.device.type for value in values} == {"cuda"}
