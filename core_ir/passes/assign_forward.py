@@ -128,13 +128,16 @@ def _place_sinks(joint: Joint, anchored: _Stages, stages: ForwardStages) -> dict
         if eqn not in anchored and not stages.placed[eqn]
     }
     siblings = _module_stages(joint, anchored, estimate)
+    buffers = {port.name: value for value, port in joint.inputs.items() if port.role == "buffer"}
     for port, value in joint.outputs_of("loss", "aux", "buffer_update"):
         producer = producers.get(value)
         if producer is None or value in anchored or stages.placed.get(producer):
             continue
         stage = estimate[value]
         if port.role == "buffer_update" and stages.free.flags[value] in (0, STATE):
-            stage = siblings.get(_module(port), stage)
+            readers = stages.used.get(buffers[port.name], 0) if port.name in buffers else 0
+            latest = first(readers) if readers else joint.num_stages
+            stage = min(siblings.get(_module(port), stage), latest)
         sinks[producer] = 1 << stage
     return sinks
 

@@ -1,7 +1,7 @@
 """Random joint programs, cut and split, run task by task like the whole."""
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from joint_programs import random_inputs, run_joint, run_program
 from random_joint_programs import FROZEN, STEPS, Step, build
 
@@ -11,6 +11,8 @@ from plait.core_ir.passes.split_backward import split_backward
 from plait.core_ir.verify import verify, verify_program
 
 
+# A buffer that stage 0 reads, of a module whose other buffer stage 1 updates.
+@example(steps=[("buffer", 2, 0), ("cut", 0, 0), ("buffer", 0, 1)], frozen=set())
 @settings(max_examples=300, deadline=None)
 @given(steps=STEPS, frozen=FROZEN)
 def test_tasks_give_what_the_joint_program_gives(steps: list[Step], frozen: set[int]) -> None:
