@@ -99,9 +99,11 @@ def compile(
             load("torch", "backends.torch.engines").tell_other_ranks(refused)
         raise
     engines = load(options.backend, f"backends.{options.backend}.engines")
-    where = engines.resolve_device(options.engine, device)
+    engines.join(options.engine)
+    where: Any = None
     error: Exception | None = None
     try:
+        where = engines.resolve_device(device)
         captured, program = capture_program(
             loss_fn,
             model,

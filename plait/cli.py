@@ -15,7 +15,7 @@ from plait.cli_schedule import app as schedule_app
 from plait.compare.events import MISUSES
 from plait.compare.plan import Request, plan_jobs
 from plait.compare.report import WIDTH, Display, rows_table, simulated_table, training_table
-from plait.compare.run import Results, run_jobs
+from plait.compare.run import Results, check_writable, run_jobs
 from plait.compare.simulate import simulate_rows
 from plait.core_ir.errors import PlaitError, UsageError
 from plait.core_ir.hardware import Hardware, describe
@@ -281,6 +281,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def _run(request: Request, json: Path | None, timeout: float, timeline: Path | None = None) -> None:
     jobs = plan_jobs(request)
+    for file in (json, timeline):
+        check_writable(file)
     with Display(Console(stderr=True)) as display:
         results = run_jobs(jobs, display, timeout=timeout)
     _show(results)
@@ -295,6 +297,8 @@ def _simulate(
     request: Request, hardware: Hardware, json: Path | None, timeline: Path | None
 ) -> None:
     results = Results()
+    for file in (json, timeline):
+        check_writable(file)
     with Display(Console(stderr=True)) as display:
         for row, simulated in simulate_rows(request, hardware, display.show):
             results.rows.append(row)

@@ -13,7 +13,11 @@ from plait.core_ir.program import Program
 from plait.core_ir.schedule.schedule import Schedule
 
 
-def resolve_device(engine: str, device: Any) -> tuple[jax.Device, ...]:
+def join(engine: str) -> None:
+    """There is one process, and nobody to meet."""
+
+
+def resolve_device(device: Any) -> tuple[jax.Device, ...]:
     """The devices of a platform ("cpu", "gpu", ...), by default of JAX's own; UsageError where there is none."""
     try:
         return tuple(jax.devices(device))
@@ -35,7 +39,9 @@ def build(
     return MpmdEngine(program, schedule, devices=device)
 
 
-def agree(engine: str, device: tuple[jax.Device, ...], error: Exception | None, text: str) -> None:
+def agree(
+    engine: str, device: tuple[jax.Device, ...] | None, error: Exception | None, text: str
+) -> None:
     """Raise what went wrong in compiling."""
     if error is not None:
         raise error

@@ -16,6 +16,7 @@ from plait.backends.torch.inductor import Boxed, compile_graph, decompositions
 from plait.backends.torch.numerics import full_precision
 from plait.core_ir.errors import UnsupportedError, UsageError
 from plait.core_ir.graph import Graph
+from plait.core_ir.ops.collective import STARTS
 from plait.core_ir.passes.structure import graph_digest
 
 CODEGENS = ("inductor", "eager")
@@ -91,7 +92,7 @@ def _compile(graph: Graph, codegen: str, device: torch.device) -> Artifact:
     inductor = codegen == "inductor" and len(graph.eqns) > 0
     try:
         traced = trace(graph, device, decompositions() if inductor else None)
-        code = _inductor_code(traced, len(graph.outputs)) if inductor else _eager_code(traced)
+        code = _inductor_code(traced, graph) if inductor else _eager_code(traced)
     except UnsupportedError as error:
         raise UnsupportedError(f"task {graph.name}: {error}") from error
     except Exception as error:
@@ -107,8 +108,12 @@ def _compile(graph: Graph, codegen: str, device: torch.device) -> Artifact:
     return Artifact(code, constants, device, time.perf_counter() - started)
 
 
-def _inductor_code(traced: Traced, num_outputs: int) -> Boxed:
-    return compile_graph(traced.module, num_outputs, traced.fake, traced.mode)
+def _inductor_code(traced: Traced, graph: Graph) -> Boxed:
+    communicates = any(eqn.op in STARTS for eqn in graph.eqns)
+    num_outputs = len(graph.outputs)
+    return compile_graph(
+        traced.module, num_outputs, traced.fake, traced.mode, in_order=communicates
+    )
 
 
 def _eager_code(traced: Traced) -> Boxed:

@@ -136,7 +136,7 @@ class DistributedEngine:
                     compute(step, action)
             mail.finish()
         except Exception as error:
-            self.group.fail(error, f"in action {action}")
+            self.group.fail(error, f"in {_described(action)}")
 
     def _open_mail(self, step: Step, mail: Mail, task: Action) -> None:
         """Wait for the messages that a task reads, and hand them over."""
@@ -244,6 +244,12 @@ class DistributedEngine:
 def _joined(of_ranks: Sequence[Sequence[Iterable[_T]]]) -> list[list[_T]]:
     """Each round, of all ranks."""
     return [list(chain.from_iterable(parts)) for parts in zip(*of_ranks, strict=True)]
+
+
+def _described(action: Action | None) -> str:
+    if action is None:
+        return "no action"
+    return f"stage {action.stage}, microbatch {action.microbatch}, action {action}"
 
 
 def _can_move(step: Step, action: Action) -> bool:

@@ -14,16 +14,23 @@ from plait.core_ir.program import Program
 from plait.core_ir.schedule.schedule import Schedule
 
 
-def resolve_device(engine: str, device: Any) -> torch.device:
-    """The device asked for, else cuda:LOCAL_RANK when there is one, else cpu.
+def join(engine: str) -> None:
+    """Meet the other ranks of a distributed run: from here on a rank that ends is noticed by all.
 
-    UsageError for a device that is not there, and for a distributed engine without a process group.
+    UsageError for a distributed engine without a process group.
     """
-    if engine == "distributed" and not is_initialised():
+    if engine != "distributed":
+        return
+    if not is_initialised():
         raise UsageError(
             "engine='distributed' needs a process group: run under torchrun and call "
             "torch.distributed.init_process_group() before plait.compile"
         )
+    group()
+
+
+def resolve_device(device: Any) -> torch.device:
+    """The device asked for, else cuda:LOCAL_RANK when there is one, else cpu. UsageError for one that is not there."""
     if device is None:
         if not torch.cuda.is_available():
             return torch.device("cpu")
@@ -57,16 +64,16 @@ def build(
 def tell_other_ranks(error: Exception) -> None:
     """Have every other rank of a distributed run raise what this one met before it knew its engine."""
     if is_initialised():
-        group().agree(error, resolve_device("distributed", None))
+        group().agree(error, resolve_device(None))
 
 
-def agree(engine: str, device: torch.device, error: Exception | None, text: str) -> None:
+def agree(engine: str, device: torch.device | None, error: Exception | None, text: str) -> None:
     """Raise what went wrong in compiling; on every rank of a distributed run, whichever rank met it.
 
     `text`: program and schedule; ranks whose texts differ cannot run together.
     """
     if engine == "distributed":
-        group().agree(error, device)
+        group().agree(error, device or resolve_device(None))
         group().agree_on_text(text, "program or schedule")
     elif error is not None:
         raise error

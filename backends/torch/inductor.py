@@ -33,6 +33,13 @@ SETTINGS: dict[str, Any] = {
     "triton.cudagraphs": False,
 }
 
+# What Inductor would move for locality or memory stays where it is: the order of a graph that communicates is chosen.
+IN_ORDER: dict[str, Any] = {
+    "reorder_for_locality": False,
+    "reorder_for_peak_memory": False,
+    "reorder_for_compute_comm_overlap": False,
+}
+
 EXPECTED_WARNINGS = (
     "TensorFloat32 tensor cores",  # off on purpose: they round f32
     "Torchinductor does not support code generation for complex operators",  # it calls aten's
@@ -46,10 +53,16 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 
 
 def compile_graph(
-    module: GraphModule, num_outputs: int, fake: Sequence[Tensor], mode: FakeTensorMode
+    module: GraphModule,
+    num_outputs: int,
+    fake: Sequence[Tensor],
+    mode: FakeTensorMode,
+    *,
+    in_order: bool = False,
 ) -> Boxed:
     """A traced graph as compiled code; outputs keep the strides they were traced with.
 
+    in_order: collectives, and what computes between their start and their wait, run in the order of the graph.
     `mode` must have a ShapeEnv, or Inductor's cache on disk is bypassed.
     """
     output = module.graph.output_node()
@@ -58,7 +71,7 @@ def compile_graph(
         stack.enter_context(torch.no_grad())
         stack.enter_context(tracing(TracingContext(mode)))
         stack.enter_context(V.set_fake_mode(mode))
-        stack.enter_context(config.patch(SETTINGS))
+        stack.enter_context(config.patch({**SETTINGS, **(IN_ORDER if in_order else {})}))
         stack.enter_context(warnings.catch_warnings())
         for message in EXPECTED_WARNINGS:
             warnings.filterwarnings("ignore", message=message, category=UserWarning)

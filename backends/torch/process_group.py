@@ -31,6 +31,7 @@ class Group:
     """All ranks of the run. Made on every rank at once."""
 
     def __init__(self) -> None:
+        _meet()
         self._group: dist.ProcessGroup | None = dist.new_group(group_desc=NAME)
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
@@ -77,7 +78,11 @@ class Group:
         Costs one reduction of a number when all is well.
         """
         failed = torch.tensor([error is not None], dtype=torch.int32, device=device)
-        self.sum(failed)
+        try:
+            self.sum(failed)
+        except RuntimeError as lost:
+            self._group_closed()
+            raise ExecutionError(f"{_ended(self.rank)}, before all had agreed: {lost}") from lost
         if not int(failed.item()):
             return
         own = None
@@ -112,16 +117,13 @@ class Group:
         An error of the connection counts as another rank's failure when that rank has said so.
         """
         lost_peer = isinstance(error, RuntimeError) and not isinstance(error, PlaitError)
-        own = json.dumps({"rank": self.rank, "doing": doing, "error": str(error)})
+        who = _ended(self.rank) if lost_peer else f"rank {self.rank} failed first"
+        own = json.dumps({"rank": self.rank, "said": f"{who}, {doing}: {error}"})
         first = json.loads(self._first_word(own, patient=lost_peer))
         self._group_closed()
-        here = f"rank {self.rank}, {doing}: {error}"
         if first["rank"] == self.rank:
-            raise ExecutionError(here) from error
-        raise ExecutionError(
-            f"rank {first['rank']} failed first, {first['doing']}: {first['error']} "
-            f"(rank {self.rank} stopped, {doing})"
-        ) from error
+            raise ExecutionError(first["said"]) from error
+        raise ExecutionError(f"{first['said']} (rank {self.rank} stopped, {doing})") from error
 
     def _first_word(self, own: str, *, patient: bool) -> str:
         """The first failure on record; `own` becomes it where there is none (a patient rank waits a while before)."""
@@ -143,6 +145,20 @@ class Group:
         if self._group is not None:
             group, self._group = self._group, None
             dist.destroy_process_group(group)
+
+
+def _meet() -> None:
+    """Wait for all ranks where a connection tells of one that has ended: making a group would wait for it for long."""
+    if "gloo" not in dist.get_backend():
+        return
+    try:
+        dist.all_reduce(torch.zeros(1))
+    except RuntimeError as lost:
+        raise ExecutionError(f"{_ended(dist.get_rank())}, before plait.compile: {lost}") from lost
+
+
+def _ended(rank: int) -> str:
+    return f"another rank has ended, or its connection has; rank {rank} noticed"
 
 
 def _wait_until(done: Callable[[], bool], seconds: float) -> None:

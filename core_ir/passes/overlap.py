@@ -10,7 +10,8 @@ List scheduling on two lanes (`lanes`), one equation after the other. What is re
 start, at once; a wait whose collective has ended; the compute that the longest path to the end depends on, of what
 somebody else waits for; then the fillers: equations that only weight gradients depend on. A wait that is not over comes
 last of all. In the end every wait sinks to its first reader, since real times are not those of the model. Starts keep
-their order on each axis, effects theirs among each other.
+their order on each axis, effects theirs among each other, but for halves that share no value: all ranks run one graph
+in one order, whichever it is.
 
 Where nothing communicates the order stays, but for fillers, which go to the end: gradients and activations that other
 stages wait for are ready first.
@@ -33,10 +34,10 @@ def overlap(graph: Graph, seconds: Seconds, *, memory_bytes: int | None = None) 
     """The graph in an order that exposes as little communication as was found, never more than the order it has.
 
     seconds: of an equation on its lane. memory_bytes: the most that may be alive at once, inputs and outputs counted;
-    by default a quarter more than in the given order. Raises `VerifyError` where even the given order needs more.
+    by default half more than in the given order. Raises `VerifyError` where even the given order needs more.
     """
     given = peak_bytes(graph)
-    limit = given + given // 4 if memory_bytes is None else memory_bytes
+    limit = given + given // 2 if memory_bytes is None else memory_bytes
     candidates = [_Order(graph, seconds, bound).run() for bound in (limit, (given + limit) // 2)]
     fitting = [found for found in (*candidates, graph) if peak_bytes(found) <= limit]
     if not fitting:
@@ -176,15 +177,34 @@ def _before(graph: Graph) -> Iterator[tuple[int, set[int]]]:
     """For each equation those that have to stand before it: what it reads, and order that has to stay."""
     makers: dict[Value, int] = {}
     last: dict[object, int] = {}
+    half = _halves(graph)
     for number, eqn in enumerate(graph.eqns):
         needs = {makers[value] for value in eqn.operands if value in makers}
         key = _channel(eqn)
         if key is not None:
+            key = (key, half[number])
             if key in last:
                 needs.add(last[key])
             last[key] = number
         makers.update(dict.fromkeys(eqn.results, number))
         yield number, needs
+
+
+def _halves(graph: Graph) -> list[int]:
+    """A number for each equation, equal for two that share a value, directly or through others."""
+    parent = list(range(len(graph.eqns)))
+
+    def root(number: int) -> int:
+        while parent[number] != number:
+            parent[number] = parent[parent[number]]
+            number = parent[number]
+        return number
+
+    seen: dict[Value, int] = {}
+    for number, eqn in enumerate(graph.eqns):
+        for value in (*eqn.operands, *eqn.results):
+            parent[root(seen.setdefault(value, number))] = root(number)
+    return [root(number) for number in range(len(parent))]
 
 
 def _channel(eqn: Eqn) -> object:

@@ -66,6 +66,18 @@ def _fault(row: dict[str, Any]) -> str:
     )
 
 
+def check_writable(file: Path | None) -> None:
+    """UsageError, before any work, for a file that cannot be written; its folder is made where it is missing."""
+    if file is None:
+        return
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("a"):
+            pass
+    except OSError as error:
+        raise UsageError(f"cannot write {file}: {error.strerror}") from None
+
+
 def run_jobs(jobs: Sequence[Job], display: Display, *, timeout: float) -> Results:
     """Run one job after another; ExecutionError from the first that fails."""
     results = Results()

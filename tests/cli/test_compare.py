@@ -153,3 +153,11 @@ def test_a_jax_model_in_bf16_rounds_on_both_backends_as_jax_does(tmp_path: Path)
     rows = json.loads((tmp_path / "f.json").read_text())["rows"]
     assert [row["backend"] for row in rows] == ["torch", "jax"]
     assert max(row["max_grad_error"] for row in rows) <= tolerance("bf16", "framework").grads
+
+
+def test_a_file_that_cannot_be_written_is_found_before_any_work(tmp_path: Path) -> None:
+    for option in ("--json", "--timeline"):
+        done = plait("compare", "mlp", option, "/proc/nowhere/out", folder=tmp_path)
+        assert done.returncode == 2
+        assert done.stderr.startswith("error: cannot write /proc/nowhere/out: ")
+        assert len(done.stderr.splitlines()) == 1

@@ -18,7 +18,7 @@ from plait.backends.order import awaited, tasks_of
 from plait.backends.torch.clock import clock_offset
 from plait.backends.torch.process_group import group
 from plait.core_ir.program import TaskKind
-from plait.core_ir.schedule import recipes
+from plait.core_ir.schedule import Recipe, build, recipes, register
 from plait.models.llama import torch as llama
 from plait.models.llama.config import CONFIGS, batches
 
@@ -192,6 +192,26 @@ def compile_error() -> None:
         compiled(model, schedule="zigzag" if RANK == 1 else "zb-h1")
 
 
+def gone(when: str) -> None:
+    """A rank that ends before or while it compiles is noticed by the other, which waits for it in compiling."""
+    if RANK == 1 and when == "before":
+        os._exit(3)
+
+    def leave(request: Any) -> Any:
+        if RANK == 1:
+            os._exit(3)
+        return build("1f1b", request.num_ranks, request.num_microbatches)
+
+    register(Recipe("leaving", "", "0", "0", "", leave))
+    started = time.monotonic()
+    with pytest.raises(plait.PlaitError, match=r"another rank has ended.*rank 0 noticed"):
+        compiled(llama.build(CONFIG, seed=0), "leaving")
+    assert time.monotonic() - started < 20
+    sys.stdout.write("noticed\n")
+    sys.stdout.flush()
+    os._exit(7)
+
+
 def different() -> None:
     """Ranks that built different schedules learn it before the first message."""
     model = llama.build(CONFIG, seed=0)
@@ -331,7 +351,7 @@ def failing(task: TaskKind, how: str) -> None:
     if how == "raise":
         first = rf"(rank 1 failed first, )?.*stage 1, microbatch 2, action 1[A-Z]2 .*task {task}.*out of luck"
     else:
-        first = r"rank \d.*in action \d[A-Z_]+\d"
+        first = r"(rank \d failed first|another rank has ended).*stage \d, microbatch \d, action \d[A-Z_]+\d"
     with pytest.raises(plait.PlaitError, match=first) as caught:
         pipeline.step(batch())
     assert time.monotonic() - started < 20
@@ -351,6 +371,7 @@ if __name__ == "__main__":
         meta,
         partial_batch,
         compile_error,
+        gone,
         different,
         profile,
         auto,

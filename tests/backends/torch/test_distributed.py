@@ -32,6 +32,13 @@ def test_ranks(what: str, num_ranks: int) -> None:
         assert finished.stdout.endswith("done\n")
 
 
+@pytest.mark.parametrize("when", ["before", "while"])
+def test_a_rank_that_ends_before_it_has_compiled_is_noticed(when: str) -> None:
+    here, gone = run_ranks(SCRIPT, ["gone", when], 2)
+    assert (here.status, gone.status) == (7, 3), here.stderr[-3000:]
+    assert here.stdout == "noticed\n"
+
+
 @pytest.mark.parametrize(
     ("num_ranks", "codegen", "num_microbatches"),
     [(2, "inductor", 4), (2, "eager", 9), (4, "eager", 8)],
@@ -51,4 +58,6 @@ def test_r76_a_failing_rank_takes_the_others_down(task: str, how: str) -> None:
     gone = {"raise": 7, "exit": 3, "kill": -9}[how]
     assert [r.status for r in ranks] == [7, gone, 7], [r.stderr[-2000:] for r in ranks]
     for rank in (0, 2):
+        if how != "raise":
+            assert "another rank has ended" in ranks[rank].stdout
         assert f"rank {1 if how == 'raise' else ''}" in ranks[rank].stdout
