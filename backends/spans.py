@@ -7,7 +7,8 @@ from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 from plait.backends.order import TaskOf, awaited, tasks_of
-from plait.backends.runtime import Spans, Step
+from plait.backends.runtime import Spans
+from plait.backends.step import Step
 from plait.backends.timing import Wait
 from plait.core_ir.schedule.ir import Action
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from plait.backends.order import TaskOf, reads
-from plait.backends.runtime import Plan, Step, StepInputs
+from plait.backends.runtime import Plan, StepInputs
+from plait.backends.step import Step
 from plait.core_ir.program import Program, TaskKind
 from plait.core_ir.schedule.ir import Action
 from plait.core_ir.schedule.times import PerEdge, Times

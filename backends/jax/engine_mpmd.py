@@ -19,16 +19,9 @@ from plait.backends.jax.devices import beside
 from plait.backends.messages import largest_messages, stage_elsewhere
 from plait.backends.order import linear_order
 from plait.backends.parts import pairs_here, parted_pair
-from plait.backends.runtime import (
-    Plan,
-    Spans,
-    Step,
-    StepInputs,
-    StepOutputs,
-    add_shared,
-    task_graphs,
-)
+from plait.backends.runtime import Plan, Spans, StepInputs, StepOutputs, task_graphs
 from plait.backends.spans import by_rank, dispatch
+from plait.backends.step import Step, add_shared
 from plait.backends.timing import TaskTimer, median_seconds, task_times
 from plait.core_ir.arrays import is_torch, to_numpy
 from plait.core_ir.program import Program

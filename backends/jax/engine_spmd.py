@@ -23,7 +23,8 @@ from plait.backends.jax.spmd.program import rank_program
 from plait.backends.jax.spmd.staging import Packer, Unpacker, gather, input_types, part_of
 from plait.backends.jax.spmd.ticks import assign_ticks, pairs_of
 from plait.backends.jax.spmd.wiring import wire
-from plait.backends.runtime import Spans, StepInputs, StepOutputs, add_shared
+from plait.backends.runtime import Spans, StepInputs, StepOutputs
+from plait.backends.step import add_shared
 from plait.core_ir.errors import BatchError, UsageError
 from plait.core_ir.program import Program, TaskKind
 from plait.core_ir.schedule.ir import ActionTable

@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 import torch
 
 from plait.backends.messages import largest_messages, num_bytes, stage_elsewhere
-from plait.backends.runtime import Spans, Step, StepInputs, StepOutputs
+from plait.backends.runtime import Spans, StepInputs, StepOutputs
 from plait.backends.spans import Recorder, by_rank
+from plait.backends.step import Step
 from plait.backends.timing import (
     TaskTimer,
     median_seconds,

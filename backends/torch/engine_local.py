@@ -14,16 +14,9 @@ from numpy.typing import NDArray
 
 from plait.backends.order import linear_order
 from plait.backends.parts import pairs_here, parted_pair
-from plait.backends.runtime import (
-    Plan,
-    Spans,
-    Step,
-    StepInputs,
-    StepOutputs,
-    add_shared,
-    task_graphs,
-)
+from plait.backends.runtime import Plan, Spans, StepInputs, StepOutputs, task_graphs
 from plait.backends.spans import Recorder, by_rank
+from plait.backends.step import Step, add_shared
 from plait.backends.timing import TaskTimer, task_times
 from plait.backends.torch.arrays import to_torch, torch_dtype
 from plait.backends.torch.compile import compile_task

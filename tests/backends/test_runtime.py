@@ -5,7 +5,8 @@ import pytest
 from numpy_arrays import numpy_plan
 
 from plait.backends.order import linear_order
-from plait.backends.runtime import Step, StepInputs, add_shared
+from plait.backends.runtime import StepInputs
+from plait.backends.step import Step, add_shared
 from plait.core_ir.build import Builder
 from plait.core_ir.errors import ExecutionError, ScheduleError
 from plait.core_ir.graph import Graph, Value

@@ -14,8 +14,8 @@ from torch import nn
 
 import plait
 from plait.backends.order import awaited, linear_order, tasks_of
-from plait.backends.runtime import Step
 from plait.backends.spans import Recorder, Span, by_rank, dispatch
+from plait.backends.step import Step
 from plait.core_ir.errors import UsageError
 from plait.core_ir.program import Program
 from plait.core_ir.schedule import Schedule, build

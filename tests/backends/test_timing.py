@@ -10,7 +10,7 @@ from stage_programs import inputs_for, layers, meaning
 
 from plait.backends import timing
 from plait.backends.order import linear_order
-from plait.backends.runtime import add_shared
+from plait.backends.step import add_shared
 from plait.backends.timing import TaskRun, TaskTimer, median_seconds, task_times, transfer_times
 from plait.core_ir.program import TaskKind
 from plait.core_ir.schedule import build
