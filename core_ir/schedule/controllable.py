@@ -9,6 +9,7 @@ idle time.
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from plait.core_ir.schedule.checks import check_size
 from plait.core_ir.schedule.ir import ActionTable
 from plait.core_ir.schedule.kinds import ActionKind, F, I, W
 from plait.core_ir.schedule.placement import vee
@@ -50,6 +51,8 @@ def _build(
     name: str, request: Request, block: Callable[[int, int], Block], limit: int
 ) -> ActionTable:
     p, m = request.num_ranks, request.num_microbatches
+    # Filling looks at every rank in every unit of time: those of the tasks, and of the way down and up.
+    check_size(2 * p, m + p)
     orders = [_repeat(block(rank, p), rank, p, m) for rank in range(p)]
     return table_from_turns(name, vee(p), m, _fill(orders, limit))
 

@@ -5,6 +5,7 @@ DeepSeek-AI, github.com/deepseek-ai/DualPipe (DualPipeV), after DualPipe of arXi
 """
 
 from plait.core_ir.errors import ScheduleError
+from plait.core_ir.schedule.checks import counted
 from plait.core_ir.schedule.ir import ActionTable
 from plait.core_ir.schedule.kinds import OVERLAP_F_B, B, F, I, W
 from plait.core_ir.schedule.placement import vee
@@ -16,7 +17,7 @@ def _build(request: Request) -> ActionTable:
     p, m = request.num_ranks, request.num_microbatches
     if m < 2 * p:
         raise ScheduleError(
-            f"schedule 'dualpipev' on {p} ranks needs at least {2 * p} microbatches, got {m}"
+            f"schedule 'dualpipev' on {counted(p, 'rank')} needs at least {2 * p} microbatches, got {m}"
         )
     rows = [_order(rank, p, m) for rank in range(p)]
     return table_from_turns("dualpipev", vee(p), m, rows)

@@ -10,8 +10,11 @@ from typing import NamedTuple
 import numpy as np
 
 from plait.core_ir.errors import ScheduleError
+from plait.core_ir.schedule.checks import check_is, checked_count, checked_list, counted
 from plait.core_ir.schedule.ir import ActionTable
 from plait.core_ir.schedule.kinds import SEND_B, SEND_F, Payload
+
+_EXPECTED = "(source stage, target stage, 'activation' or 'gradient')"
 
 
 class Edge(NamedTuple):
@@ -49,6 +52,14 @@ def message_edges(table: ActionTable) -> tuple[Edge, ...]:
     return tuple(sorted(found))
 
 
+def sending_order(edge: Edge) -> tuple[str, int]:
+    """The key by which messages that are ready at one time are sorted, when lowered and when simulated.
+
+    A rank that sends one and receives another then sends first where it can.
+    """
+    return (edge.kind, -edge.source if edge.kind == "activation" else edge.source)
+
+
 def resolve_edges(
     table: ActionTable, edges: Iterable[tuple[int, int, str]] | None
 ) -> tuple[Edge, ...]:
@@ -59,7 +70,8 @@ def resolve_edges(
     feeding itself.
     """
     if edges is not None:
-        return tuple(sorted({_checked(table, edge) for edge in edges}))
+        given = checked_list(edges, "edges")
+        return tuple(sorted({_checked(table, edge) for edge in given}))
     chain = chain_edges(table.num_stages)
     if not table.is_lowered:
         return chain
@@ -68,7 +80,11 @@ def resolve_edges(
 
 
 def _checked(table: ActionTable, edge: tuple[int, int, str]) -> Edge:
-    source, target, kind = edge
+    check_is(edge, tuple | list, "an edge", _EXPECTED)
+    if len(edge) != 3:
+        raise ScheduleError(f"an edge must be {_EXPECTED}, got {edge!r}")
+    *ends, kind = edge
+    source, target = (checked_count(end, f"edge {tuple(edge)}: a stage", least=0) for end in ends)
     stages = range(table.num_stages)
     if kind not in ("activation", "gradient"):
         raise ScheduleError(
@@ -76,6 +92,6 @@ def _checked(table: ActionTable, edge: tuple[int, int, str]) -> Edge:
         )
     if source not in stages or target not in stages or source == target:
         raise ScheduleError(
-            f"edge {tuple(edge)} must join two of the {table.num_stages} stages of {table.name!r}"
+            f"edge {tuple(edge)} must join two of the {counted(table.num_stages, 'stage')} of {table.name!r}"
         )
     return Edge(source, target, "activation" if kind == "activation" else "gradient")

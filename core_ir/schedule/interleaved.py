@@ -7,6 +7,7 @@ of ZB-H1 in its bubble. Breadth-first: Lamy-Poirier, arXiv 2211.05953.
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 
+from plait.core_ir.schedule.checks import check_size
 from plait.core_ir.schedule.ir import ActionTable
 from plait.core_ir.schedule.kinds import B, F, I, W
 from plait.core_ir.schedule.placement import loop
@@ -41,6 +42,7 @@ def _build_lagged(name: str, request: Request, split: bool) -> ActionTable:
     p, v = request.num_ranks, request.stages_per_rank
     # Patterns are made of whole groups of p microbatches.
     num_groups = -(-request.num_microbatches // p)
+    check_size(request.num_stages, num_groups * p)
     rows = []
     for rank in range(p):
         stages = range(rank, request.num_stages, p)

@@ -17,6 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plait.core_ir.errors import ScheduleError
+from plait.core_ir.schedule.checks import (
+    check_is,
+    check_size,
+    checked_count,
+    checked_list,
+    counted,
+)
 from plait.core_ir.schedule.kinds import (
     HAS_MICROBATCH,
     HAS_STAGE,
@@ -47,6 +54,7 @@ class Action:
 
     def __post_init__(self) -> None:
         kind = self.kind
+        check_is(kind, ActionKind, "the kind of an action", "one of KINDS")
         for given, expected, what in (
             (self.stage, kind.has_stage, "a stage"),
             (self.microbatch, kind.has_microbatch, "a microbatch"),
@@ -57,7 +65,12 @@ class Action:
                 verb = "needs" if expected else "takes no"
                 noun = what if expected else what.split(" ", 1)[1]
                 raise ScheduleError(f"a {kind} action {verb} {noun}, got {given}")
-        if self.partner is not None and self.partner.kind is not B:
+        for column in ("stage", "microbatch", "peer"):
+            given = getattr(self, column)
+            if given is not None:
+                number = checked_count(given, f"the {column} of a {kind} action", least=0)
+                object.__setattr__(self, column, number)
+        if self.partner is not None and getattr(self.partner, "kind", None) is not B:
             raise ScheduleError(f"the partner of {kind} must be a B action, got {self.partner}")
 
     @property
@@ -107,6 +120,12 @@ class ActionTable:
     other_microbatch: Column = field(repr=False)
 
     def __post_init__(self) -> None:
+        placed = (
+            checked_count(r, f"the rank of stage {s}", 0) for s, r in enumerate(self.placement)
+        )
+        object.__setattr__(self, "placement", tuple(placed))
+        microbatches = checked_count(self.num_microbatches, "num_microbatches", least=0)
+        object.__setattr__(self, "num_microbatches", microbatches)
         for column, dtype in (("offsets", np.int64), ("kind", np.int8)):
             _freeze(self, column, dtype)
         for column in ("stage", "microbatch", "other_stage", "other_microbatch"):
@@ -123,11 +142,13 @@ class ActionTable:
         rows: Sequence[Iterable[Action]],
     ) -> Self:
         """A table from each rank's actions in order."""
-        entries = [[_entry(action) for action in row] for row in rows]
+        lists = [checked_list(row, "the actions of a rank") for row in checked_list(rows, "rows")]
+        entries = [[_entry(action) for action in row] for row in lists]
         flat = [entry for row in entries for entry in row]
         columns = np.array(flat, dtype=np.int64).reshape(len(flat), 5).T
         offsets = np.cumsum([0, *(len(row) for row in entries)])
-        return cls(name, tuple(placement), len(rows), num_microbatches, offsets, *columns)
+        placed = tuple(checked_list(placement, "placement"))
+        return cls(name, placed, len(entries), num_microbatches, offsets, *columns)
 
     @property
     def num_stages(self) -> int:
@@ -158,9 +179,17 @@ class ActionTable:
 
     def rank(self, rank: int) -> tuple[Action, ...]:
         """The actions of `rank`, in order."""
-        if not 0 <= rank < self.num_ranks:
-            raise ScheduleError(f"rank {rank} is not one of the {self.num_ranks} ranks")
-        return tuple(self.action(i) for i in range(self.offsets[rank], self.offsets[rank + 1]))
+        own = self.rows_of(rank)
+        return tuple(self.action(index) for index in range(own.start, own.stop))
+
+    def rows_of(self, rank: int) -> slice:
+        """Where the actions of `rank` stand in the arrays."""
+        rank = checked_count(rank, "rank", least=0)
+        if rank >= self.num_ranks:
+            raise ScheduleError(
+                f"rank {rank} is not one of the {counted(self.num_ranks, 'rank')} of {self.name!r}"
+            )
+        return slice(int(self.offsets[rank]), int(self.offsets[rank + 1]))
 
     def action(self, index: int) -> Action:
         """The action at `index` of the arrays."""
@@ -201,6 +230,7 @@ class ActionTable:
 
 
 def _entry(action: Action) -> tuple[int, int, int, int, int]:
+    check_is(action, Action, "an entry of a schedule", "an Action")
     stage = -1 if action.stage is None else action.stage
     microbatch = -1 if action.microbatch is None else action.microbatch
     if action.partner is not None:
@@ -219,14 +249,15 @@ def _check_sizes(table: ActionTable) -> None:
     if table.num_ranks < 1 or table.num_microbatches < 1 or not table.placement:
         raise ScheduleError(
             f"schedule {table.name!r} needs at least one rank, stage and microbatch, got"
-            f" {table.num_ranks} ranks, {table.num_stages} stages and"
-            f" {table.num_microbatches} microbatches"
+            f" {counted(table.num_ranks, 'rank')}, {counted(table.num_stages, 'stage')} and"
+            f" {counted(table.num_microbatches, 'microbatch')}"
         )
+    check_size(table.num_stages, table.num_microbatches)
     for stage, rank in enumerate(table.placement):
-        if not 0 <= rank < table.num_ranks:
+        if rank >= table.num_ranks:
             raise ScheduleError(
                 f"stage {stage} is placed on rank {rank}, but schedule {table.name!r} has"
-                f" {table.num_ranks} ranks"
+                f" {counted(table.num_ranks, 'rank')}"
             )
     columns = (table.kind, table.stage, table.microbatch, table.other_stage, table.other_microbatch)
     lengths = {column.shape for column in columns}

@@ -7,7 +7,7 @@ import numpy as np
 
 from plait.core_ir.schedule.dependencies import TaskPositions, cross_rank_waits, locate_tasks
 from plait.core_ir.schedule.durations import compute_times, durations
-from plait.core_ir.schedule.edges import Edge, resolve_edges
+from plait.core_ir.schedule.edges import Edge, resolve_edges, sending_order
 from plait.core_ir.schedule.ir import ActionTable, IntArray
 from plait.core_ir.schedule.kinds import message_kinds
 from plait.core_ir.schedule.rewrite import insert, strip_messages
@@ -60,7 +60,7 @@ def _messages(
     A microbatch without a consumer, as gradients in a forward-only schedule, has no message.
     """
     columns, producers = [np.empty((4, 0), dtype=np.int64)], [np.empty(0, dtype=np.int64)]
-    for source, target, payload in sorted(edges, key=_downstream_first):
+    for source, target, payload in sorted(edges, key=sending_order):
         if table.placement[source] == table.placement[target]:
             continue
         send, receive = message_kinds(payload)
@@ -74,11 +74,6 @@ def _messages(
         columns.append(both.reshape(4, -1))
         producers.append(np.repeat(done[source, microbatch], 2))
     return np.concatenate(columns, axis=1), np.concatenate(producers)
-
-
-def _downstream_first(edge: Edge) -> tuple[str, int]:
-    # Of messages at one time, a rank that sends one and receives another sends first where it can.
-    return (edge.kind, -edge.source if edge.kind == "activation" else edge.source)
 
 
 def _first_action_from(

@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 
 from plait.core_ir.errors import ScheduleError
+from plait.core_ir.schedule.checks import counted
 from plait.core_ir.schedule.edges import chain_edges
 from plait.core_ir.schedule.recipe import Request
 from plait.core_ir.schedule.times import Memory, PerEdge, Times, per_edge, per_stage
@@ -97,7 +98,7 @@ def check_limit(request: Request, placements: Sequence[Sequence[int]], limit: fl
     least = min(least_limit(request, placement) for placement in placements)
     if limit is not None and limit < least:
         raise ScheduleError(
-            f"no schedule of {request.num_stages} stages on {request.num_ranks} ranks keeps a"
+            f"no schedule of {counted(request.num_stages, 'stage')} on {counted(request.num_ranks, 'rank')} keeps a"
             f" memory limit of {limit:g}; the least limit possible is {least:g}, that of one"
             " microbatch at a time"
         )

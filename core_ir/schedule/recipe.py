@@ -12,13 +12,17 @@ from typing import NamedTuple
 import numpy as np
 
 from plait.core_ir.errors import ScheduleError
+from plait.core_ir.schedule.checks import check_is, check_size, checked_count, checked_limit
 from plait.core_ir.schedule.ir import ActionTable, Column
 from plait.core_ir.schedule.times import Memory, Times
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a builder is asked for; searches use `times`, `memory` and `memory_limit`."""
+    """What a builder is asked for; searches use `times`, `memory` and `memory_limit`.
+
+    Raises `ScheduleError` for what is no number of its kind, and for more tasks than can be held.
+    """
 
     num_ranks: int
     num_microbatches: int
@@ -26,6 +30,14 @@ class Request:
     times: Times | None = None
     memory: Memory | None = None
     memory_limit: float | None = None
+
+    def __post_init__(self) -> None:
+        for column in ("num_ranks", "num_microbatches", "stages_per_rank"):
+            object.__setattr__(self, column, checked_count(getattr(self, column), column))
+        object.__setattr__(self, "memory_limit", checked_limit(self.memory_limit))
+        check_is(self.times, Times | None, "times", "plait.Times")
+        check_is(self.memory, Memory | None, "memory", "Memory")
+        check_size(self.num_stages, self.num_microbatches)
 
     @property
     def num_stages(self) -> int:
@@ -56,10 +68,12 @@ class Recipe:
     stages_are_free: bool = False
 
     def __post_init__(self) -> None:
-        if not self.name or self.stages_per_rank < 1:
+        if not isinstance(self.name, str) or not self.name:
+            raise ScheduleError(f"a schedule needs a name, got {self.name!r}")
+        checked_count(self.stages_per_rank, f"schedule {self.name!r}: stages_per_rank")
+        if not callable(self.build):
             raise ScheduleError(
-                f"a schedule needs a name and at least one stage a rank, got {self.name!r} and"
-                f" {self.stages_per_rank}"
+                f"the builder of schedule {self.name!r} must be a function of a Request, got {self.build!r}"
             )
 
 

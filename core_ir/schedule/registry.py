@@ -1,15 +1,16 @@
 """The schedules that exist, by name, in one table; users add their own."""
 
 from collections.abc import Sized
+from dataclasses import replace
 
-from plait.core_ir.errors import ScheduleError
+from plait.core_ir.errors import PlaitError, ScheduleError
 from plait.core_ir.schedule.auto import AUTO
+from plait.core_ir.schedule.checks import check_is, checked_count, counted
 from plait.core_ir.schedule.families import FAMILIES
 from plait.core_ir.schedule.ir import ActionTable
 from plait.core_ir.schedule.recipe import Recipe, Request
 from plait.core_ir.schedule.schedule import Schedule
 from plait.core_ir.schedule.times import Memory, Times
-from plait.core_ir.schedule.validate import check_memory
 
 _RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (*FAMILIES, AUTO)}
 
@@ -24,6 +25,7 @@ def find(name: str) -> Recipe:
 
     Raises `ScheduleError`, listing what exists, for an unknown name.
     """
+    check_is(name, str, "the name of a schedule", "a str")
     if name not in _RECIPES:
         raise ScheduleError(f"unknown schedule {name!r}; there are: {', '.join(_RECIPES)}")
     return _RECIPES[name]
@@ -32,8 +34,14 @@ def find(name: str) -> Recipe:
 def register(recipe: Recipe) -> None:
     """Add a user's schedule, so that its name works wherever a schedule's name does.
 
-    Raises `ScheduleError` for a name that is taken.
+    Raises `ScheduleError` for a name that is taken, or that commands read as something else.
     """
+    check_is(recipe, Recipe, "what is registered", "a Recipe")
+    if recipe.name == "all" or recipe.name.endswith(".csv"):
+        raise ScheduleError(
+            f"no schedule can be called {recipe.name!r}: 'all' means every schedule, and a name that ends in"
+            " '.csv' a file; take another name"
+        )
     if recipe.name in _RECIPES:
         raise ScheduleError(f"there is a schedule {recipe.name!r} already; take another name")
     _RECIPES[recipe.name] = recipe
@@ -42,10 +50,11 @@ def register(recipe: Recipe) -> None:
 def ranks_for(name: str, num_stages: int, stages_per_rank: int | None = None) -> int:
     """The number of ranks on which schedule `name` runs `num_stages` stages."""
     per_rank = _stages_per_rank(find(name), stages_per_rank)
-    if num_stages < 1 or num_stages % per_rank:
+    num_stages = checked_count(num_stages, "num_stages")
+    if num_stages % per_rank:
         raise ScheduleError(
-            f"schedule {name!r} puts {per_rank} stages on each rank, which {num_stages} stages do"
-            " not fill"
+            f"schedule {name!r} puts {counted(per_rank, 'stage')} on each rank, which"
+            f" {counted(num_stages, 'stage')} cannot fill"
         )
     return num_stages // per_rank
 
@@ -59,9 +68,12 @@ def shape_for(name: str, num_stages: int, num_ranks: int | None = None) -> tuple
     recipe = find(name)
     if num_ranks is None:
         return ranks_for(name, num_stages), recipe.stages_per_rank
-    if num_ranks < 1 or num_stages % num_ranks:
+    num_ranks = checked_count(num_ranks, "num_ranks")
+    num_stages = checked_count(num_stages, "num_stages")
+    if num_stages % num_ranks:
         raise ScheduleError(
-            f"{num_stages} stages cannot be put on {num_ranks} ranks, the same number on each"
+            f"{counted(num_stages, 'stage')} cannot be put on {counted(num_ranks, 'rank')}, the same"
+            " number on each"
         )
     return num_ranks, _stages_per_rank(recipe, num_stages // num_ranks)
 
@@ -86,29 +98,26 @@ def build(
     memory limit it cannot keep.
     """
     recipe = find(name)
-    for value, what in ((num_ranks, "num_ranks"), (num_microbatches, "num_microbatches")):
-        if not isinstance(value, int) or value < 1:
-            raise ScheduleError(f"schedule {name!r}: {what} must be 1 or more, got {value!r}")
+    default = recipe.stages_per_rank
+    request = Request(num_ranks, num_microbatches, default, times, memory, memory_limit)
     if stages_per_rank is None and times is not None:
-        stages_per_rank = _implied_by(times, recipe, num_ranks)
-    request = Request(
-        num_ranks,
-        num_microbatches,
-        _stages_per_rank(recipe, stages_per_rank),
-        times,
-        memory,
-        memory_limit,
-    )
+        stages_per_rank = _implied_by(times, recipe, request.num_ranks)
+    request = replace(request, stages_per_rank=_stages_per_rank(recipe, stages_per_rank))
     schedule = _built(recipe, request)
-    schedule.validate()
-    if memory_limit is not None:
-        check_memory(schedule, memory or Memory(), memory_limit)
+    schedule.validate(memory=memory, memory_limit=request.memory_limit)
     return schedule
 
 
 def _built(recipe: Recipe, request: Request) -> Schedule:
     """What the builder returns, if it is what was asked for."""
-    table = recipe.build(request)
+    try:
+        table = recipe.build(request)
+    except PlaitError:
+        raise
+    except Exception as error:
+        raise ScheduleError(
+            f"the builder of schedule {recipe.name!r} failed: {type(error).__name__}: {error}"
+        ) from error
     if not isinstance(table, ActionTable):
         raise ScheduleError(
             f"the builder of schedule {recipe.name!r} must return a Schedule, got {type(table).__name__}"
@@ -123,7 +132,10 @@ def _built(recipe: Recipe, request: Request) -> Schedule:
 
 
 def _sizes(num_ranks: int, num_stages: int, num_microbatches: int) -> str:
-    return f"{num_ranks} ranks, {num_stages} stages and {num_microbatches} microbatches"
+    return (
+        f"{counted(num_ranks, 'rank')}, {counted(num_stages, 'stage')} and"
+        f" {counted(num_microbatches, 'microbatch')}"
+    )
 
 
 def _implied_by(times: Times, recipe: Recipe, num_ranks: int) -> int | None:
@@ -135,10 +147,11 @@ def _implied_by(times: Times, recipe: Recipe, num_ranks: int) -> int | None:
 
 
 def _stages_per_rank(recipe: Recipe, asked: int | None) -> int:
-    if asked is None or asked == recipe.stages_per_rank:
+    if asked is None:
         return recipe.stages_per_rank
-    if not recipe.stages_are_free or asked < 1:
+    number = checked_count(asked, "stages_per_rank")
+    if number != recipe.stages_per_rank and not recipe.stages_are_free:
         raise ScheduleError(
-            f"schedule {recipe.name!r} cannot have {asked} stages a rank: {recipe.needs}"
+            f"schedule {recipe.name!r} cannot have {counted(number, 'stage')} a rank: {recipe.needs}"
         )
-    return asked
+    return number

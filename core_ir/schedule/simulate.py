@@ -7,6 +7,7 @@ from typing import get_args
 import numpy as np
 
 from plait.core_ir.errors import ScheduleError
+from plait.core_ir.schedule.checks import check_is
 from plait.core_ir.schedule.dependencies import cross_rank_waits, locate_tasks
 from plait.core_ir.schedule.durations import durations
 from plait.core_ir.schedule.edges import resolve_edges
@@ -43,6 +44,8 @@ def simulate(
     """
     if sync not in get_args(Sync):
         raise ScheduleError(f"sync must be one of {', '.join(get_args(Sync))}, got {sync!r}")
+    check_is(times, Times, "times", "plait.Times")
+    check_is(memory, Memory | None, "memory", "Memory")
     resolved = resolve_edges(table, edges)
     table = strip_messages(table)
     if sync != "none" or np.any(np.asarray(times.optimizer) > 0):

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from plait.core_ir.errors import ScheduleError
+from plait.core_ir.schedule.checks import check_is, checked_count
 from plait.core_ir.schedule.registry import build
 from plait.core_ir.schedule.timeline import Timeline
 from plait.core_ir.schedule.times import Memory, Times
@@ -43,9 +44,16 @@ def sweep(
 
     Raises `ScheduleError` for a size that does not divide `batch_size`.
     """
+    batch_size = checked_count(batch_size, "batch_size")
+    check_is(times, Mapping, "times", "a mapping from microbatch size to plait.Times")
+    check_is(memory, Mapping | None, "memory", "a mapping from microbatch size to Memory")
+    if memory is not None and not memory.keys() >= times.keys():
+        raise ScheduleError(
+            f"memory must have the sizes of times, {list(times)}, got {list(memory)}"
+        )
     rows = []
-    for size in sorted(times):
-        if size < 1 or batch_size % size:
+    for size in sorted(checked_count(size, "a microbatch size") for size in times):
+        if batch_size % size:
             raise ScheduleError(
                 f"a global batch of {batch_size} cannot be cut into microbatches of {size}; take sizes"
                 " that divide it"

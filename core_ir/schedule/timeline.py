@@ -84,10 +84,14 @@ class Timeline:
 
     @property
     def step_time(self) -> float:
-        """From one step to the next when steps follow each other without a pause.
+        """The time from one step to the next when steps follow each other without a pause, or more.
 
-        A rank goes on as soon as its own step is done, so ranks that start late may end late. A
-        barrier holds them all until the last one is done, which is what it costs.
+        A rank goes on as soon as its own step is done, so ranks that start late may end late: the
+        longest time of a rank from its first action to its last. Exact where that rank works or waits
+        for what its own first action led to, as where stages are alike; else an upper bound, as its
+        waits at the begin of this step may be shorter in the next. Messages count as far as they hold
+        up this step; those still on the lane when a rank is done do not. A barrier holds all ranks
+        until the last one is done, which is what it costs.
         """
         if self.sync == "barrier":
             return self.makespan
@@ -117,7 +121,7 @@ class Timeline:
 
     def held(self, rank: int) -> tuple[FloatArray, FloatArray]:
         """The memory that `rank` holds over time: `amount[k]` from `time[k]` on; starts at 0."""
-        own = slice(*self.schedule.offsets[rank : rank + 2])
+        own = self.schedule.rows_of(rank)
         taken, freed = memory_changes(self.schedule, self.memory)
         # Its actions run one by one, so their starts and ends take turns.
         time = np.column_stack([self.start[own], self.end[own]]).ravel()

@@ -8,10 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plait.core_ir.errors import ScheduleError
+from plait.core_ir.schedule.checks import checked_count
 
 FloatArray = NDArray[np.float64]
 PerStage = float | Sequence[float]
 PerEdge = float | Mapping[tuple[int, int], float]
+
+# Numbers beyond these would overflow in sums and ratios of schedules.
+_LEAST, _MOST = 1e-100, 1e100
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,8 @@ class Times:
     While a rank's lane is occupied, its computing takes `slowdown` times as long: 132 / (132 - 20)
     where 20 of 132 units move data, as in DualPipe (DeepSeek-V3, arXiv 2412.19437, section 3.2).
 
-    Raises `ScheduleError` for a negative or non-finite time, and for a slowdown below 1.
+    Raises `ScheduleError` for what is no time (negative, not finite, beyond 1e100), and for a slowdown
+    below 1.
     """
 
     f: PerStage
@@ -58,7 +63,7 @@ class Memory:
     end of W; B holds `activation` to its end. `handover` defaults to `activation`. `parameters` is
     what a stage holds all the time: weights, gradients, optimizer state.
 
-    Raises `ScheduleError` for a negative or non-finite amount.
+    Raises `ScheduleError` for what is no amount: negative, not finite, beyond 1e100.
     """
 
     activation: PerStage = 1.0
@@ -115,7 +120,7 @@ def _normalise(costs: Times | Memory) -> None:
     """Turn numbers into floats, sequences into tuples and mappings into dicts of them, in place."""
     for column in fields(costs):
         value = getattr(costs, column.name)
-        if value is None:
+        if value is None and column.default is None:
             continue
         convert = _edge_numbers if column.name in ("comm", "transfer") else _stage_numbers
         what = f"{type(costs).__name__}.{column.name}"
@@ -130,15 +135,35 @@ def _stage_numbers(value: Any, what: str) -> float | tuple[float, ...]:
 def _edge_numbers(value: Any, what: str) -> float | dict[tuple[int, int], float]:
     expected = "a number or one per edge, {(source stage, target stage): number}"
     if isinstance(value, Mapping):
-        return {pair: float(_checked(x, what, expected, max_ndim=0)) for pair, x in value.items()}
+        return {
+            _pair(pair, what, expected): float(_checked(x, what, expected, max_ndim=0))
+            for pair, x in value.items()
+        }
     return float(_checked(value, what, expected, max_ndim=0))
+
+
+def _pair(key: Any, what: str, expected: str) -> tuple[int, int]:
+    if not isinstance(key, tuple) or len(key) != 2:
+        raise ScheduleError(f"{what} must be {expected}, got the key {key!r}")
+    # Entries for stages that do not exist are never read.
+    source, target = (checked_count(s, f"{what}: a stage of {key}", least=-(2**31)) for s in key)
+    return source, target
 
 
 def _checked(value: Any, what: str, expected: str, max_ndim: int) -> FloatArray:
     try:
+        given = np.asarray(value, dtype=object).ravel().tolist()
         array = np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ScheduleError(f"{what} must be {expected}, got {value!r}") from error
-    if array.ndim > max_ndim or not np.isfinite(array).all() or (array < 0).any():
+    # NumPy would make numbers of these.
+    is_other = any(each is None or isinstance(each, str | bytes | bool) for each in given)
+    if is_other or array.ndim > max_ndim:
+        raise ScheduleError(f"{what} must be {expected}, got {value!r}")
+    if not np.isfinite(array).all() or (array < 0).any():
         raise ScheduleError(f"{what} must be {expected}, finite and not negative, got {value!r}")
+    if ((array > _MOST) | (array < _LEAST) & (array > 0)).any():
+        raise ScheduleError(
+            f"{what} must be {expected}, 0 or from {_LEAST:g} to {_MOST:g}, got {value!r}: take another unit"
+        )
     return array

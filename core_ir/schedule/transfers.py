@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from plait.core_ir.schedule.dependencies import Waits, cross_rank_waits, locate_tasks
-from plait.core_ir.schedule.edges import Edge
+from plait.core_ir.schedule.edges import Edge, sending_order
 from plait.core_ir.schedule.ir import ActionTable, IntArray
 from plait.core_ir.schedule.times import FloatArray, Times, per_edge
 from plait.core_ir.schedule.timing import Lanes, earliest_times
@@ -49,7 +49,7 @@ def timed_with_transfers(
     delay = latency[waits.edge]
     lanes = Lanes(table.offsets, duration, waits.source, delay)
     if occupied.any():
-        messages = _messages(waits)
+        messages = _messages(waits, edges)
         lanes = _with_sending_lanes(table, lanes, messages, occupied)
         if times.slowdown > 1:
             lanes = _slowed_by_sending(table, lanes, messages, times.slowdown)
@@ -62,7 +62,7 @@ def trace_transfers(
 ) -> Transfers:
     """The messages of a schedule without messages whose actions end at `end`."""
     latency, occupied = _edge_costs(table, edges, times)
-    messages = _messages(cross_rank_waits(table, locate_tasks(table), edges))
+    messages = _messages(cross_rank_waits(table, locate_tasks(table), edges), edges)
     start = end[messages.producer]
     done = np.empty_like(start)
     # A lane is free at 0; its messages stand in the order of their producers, rank by rank.
@@ -91,11 +91,15 @@ class _Messages(NamedTuple):
     edge: IntArray
 
 
-def _messages(waits: Waits) -> _Messages:
+def _messages(waits: Waits, edges: Sequence[Edge]) -> _Messages:
     consumer, slot = np.nonzero(waits.edge >= 0)
     producer, edge = waits.source[consumer, slot], waits.edge[consumer, slot]
-    # The order of production is the order of actions on the rank; edges of one action as given.
-    order = np.lexsort((edge, producer))
+    # The order of production is the order of actions on the rank; what one action sends, as `lower` puts it.
+    turn = np.empty(len(edges), dtype=np.int64)
+    turn[sorted(range(len(edges)), key=lambda index: sending_order(edges[index]))] = range(
+        len(edges)
+    )
+    order = np.lexsort((turn[edge], producer))
     return _Messages(producer[order], consumer[order], slot[order], edge[order])
 
 

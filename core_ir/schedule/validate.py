@@ -5,6 +5,13 @@ from collections.abc import Collection, Iterable
 import numpy as np
 
 from plait.core_ir.errors import ScheduleError
+from plait.core_ir.schedule.checks import (
+    check_is,
+    checked_count,
+    checked_limit,
+    checked_list,
+    counted,
+)
 from plait.core_ir.schedule.dependencies import (
     TaskPositions,
     cross_rank_waits,
@@ -47,13 +54,22 @@ def validate(
 
     Takes time linear in the number of actions.
     """
+    check_is(memory, Memory | None, "memory", "Memory")
+    memory_limit = checked_limit(memory_limit)
+    ordered = checked_list(ordered_forward, "ordered_forward")
+    ordered = [checked_count(stage, "a stage of ordered_forward", least=0) for stage in ordered]
+    if max(ordered, default=0) >= table.num_stages:
+        raise ScheduleError(
+            f"ordered_forward names stage {max(ordered)}, but schedule {table.name!r} has"
+            f" {counted(table.num_stages, 'stage')}"
+        )
     resolved = resolve_edges(table, edges)
     _check_placement(table)
     tasks = locate_tasks(table)
     _check_complete(table, tasks, forward_only)
     _check_optimizer(table)
     _check_microbatch_order(table, tasks.weight_gradient, range(table.num_stages))
-    _check_microbatch_order(table, tasks.forward, ordered_forward)
+    _check_microbatch_order(table, tasks.forward, ordered)
     waits = cross_rank_waits(table, tasks, resolved)
     if table.is_lowered:
         check_messages(table, tasks, resolved)
@@ -90,7 +106,9 @@ def _check_placement(table: ActionTable) -> None:
     for index in np.flatnonzero(misplaced)[:1]:
         action = table.action(index)
         stages = sorted({part.stage for part in action.parts if part.stage is not None})
-        homes = ", ".join(f"stage {stage} on rank {table.placement[stage]}" for stage in stages)
+        homes = ", ".join(
+            f"stage {stage} is placed on rank {table.placement[stage]}" for stage in stages
+        )
         raise ScheduleError(f"{table.where(index)} is on the wrong rank: {homes}")
 
 

@@ -1,5 +1,6 @@
 """ZB-V: zero bubble with the memory of 1F1B, on a V of stages (Qi et al., arXiv 2401.10241, section 6)."""
 
+from plait.core_ir.schedule.checks import check_size
 from plait.core_ir.schedule.ir import ActionTable
 from plait.core_ir.schedule.kinds import F, I, W
 from plait.core_ir.schedule.placement import vee
@@ -11,6 +12,7 @@ def _build(request: Request) -> ActionTable:
     p = request.num_ranks
     # The pattern needs 2 p - 1 microbatches to unfold.
     m = max(request.num_microbatches, 2 * p - 1)
+    check_size(2 * p, m)
     rows = [_order(rank, p, m) for rank in range(p)]
     return table_from_turns("zbv", vee(p), request.num_microbatches, rows)
 

@@ -1,5 +1,6 @@
 """Schedules by name: what exists, what is refused, and a user's own."""
 
+import numpy as np
 import pytest
 
 from plait.core_ir.errors import ScheduleError
@@ -41,8 +42,17 @@ def test_unknown_name_lists_what_exists():
     [
         ((0, 2), {}, "num_ranks must be 1 or more, got 0"),
         ((2, -1), {}, "num_microbatches must be 1 or more, got -1"),
-        ((2, 2.5), {}, r"num_microbatches must be 1 or more, got 2\.5"),
+        ((2, 2.5), {}, r"num_microbatches must be an integer, got 2\.5"),
+        ((True, 2), {}, "num_ranks must be an integer, got True"),
+        ((10**20, 2), {}, "num_ranks must be 2147483647 or less"),
+        ((2 * 10**9, 8), {}, "48000000000 tasks; a schedule has at most 67108864: take fewer"),
         ((2, 2), {"stages_per_rank": 2}, "cannot have 2 stages a rank: stages = ranks"),
+        ((2, 2), {"stages_per_rank": 1.5}, r"stages_per_rank must be an integer, got 1\.5"),
+        ((2, 2), {"stages_per_rank": "2"}, "stages_per_rank must be an integer, got '2'"),
+        ((2, 2), {"times": (1, 1, 1)}, r"times must be plait\.Times, got \(1, 1, 1\)"),
+        ((2, 2), {"memory": [1, 2]}, r"memory must be Memory, got \[1, 2\]"),
+        ((2, 2), {"memory_limit": float("nan")}, "memory_limit must be a number or None, got nan"),
+        ((2, 2), {"memory_limit": "3"}, "memory_limit must be a number or None, got '3'"),
         ((4, 8), {"memory_limit": 3}, "hold 4, over the memory limit of 3; it takes 4"),
         ((4, 8), {"memory": Memory(2), "memory_limit": 7}, "hold 8, over"),
     ],
@@ -50,6 +60,24 @@ def test_unknown_name_lists_what_exists():
 def test_numbers_that_a_schedule_cannot_have_are_errors(arguments, options, message):
     with pytest.raises(ScheduleError, match=message):
         build("1f1b", *arguments, **options)
+
+
+def test_a_name_is_text():
+    with pytest.raises(ScheduleError, match=r"name of a schedule must be a str, got \['1f1b'\]"):
+        build(["1f1b"], 2, 2)
+
+
+@pytest.mark.parametrize("name", ["zbv", "v-half", "v-min", "interleaved-1f1b", "interleaved-zb"])
+def test_patterns_for_more_microbatches_than_asked_for_are_bounded(name):
+    with pytest.raises(ScheduleError, match="a schedule has at most"):
+        build(name, 10**5, 1)
+
+
+def test_integers_of_numpy_are_integers():
+    schedule = build("interleaved-1f1b", np.int64(2), np.int8(4), stages_per_rank=np.uint16(3))
+    assert schedule == build("interleaved-1f1b", 2, 4, stages_per_rank=3)
+    assert type(schedule.num_microbatches) is int
+    assert schedule.rank(np.int32(1)) == schedule.rank(1)
 
 
 def test_options_that_fit():
@@ -60,7 +88,7 @@ def test_options_that_fit():
 
 def test_ranks_follow_from_stages():
     assert ranks_for("zb-h1", 4) == 4
-    with pytest.raises(ScheduleError, match="which 0 stages do not fill"):
+    with pytest.raises(ScheduleError, match="num_stages must be 1 or more, got 0"):
         ranks_for("zb-h1", 0)
 
 
@@ -73,7 +101,7 @@ def test_shape_follows_from_stages_and_ranks():
     assert shape_for("auto", 4, 2) == (2, 2)
     with pytest.raises(ScheduleError, match="7 stages cannot be put on 2 ranks"):
         shape_for("auto", 7, 2)
-    with pytest.raises(ScheduleError, match="'zbv' cannot have 1 stages a rank"):
+    with pytest.raises(ScheduleError, match="'zbv' cannot have 1 stage a rank"):
         shape_for("zbv", 4, 4)
 
 
@@ -113,7 +141,7 @@ def test_a_users_schedule():
     assert ranks_for("one-by-one", 6) == 3
     assert ranks_for("one-by-one", 6, stages_per_rank=3) == 2
     with pytest.raises(
-        ScheduleError, match="puts 2 stages on each rank, which 3 stages do not fill"
+        ScheduleError, match="puts 2 stages on each rank, which 3 stages cannot fill"
     ):
         ranks_for("one-by-one", 3)
     with pytest.raises(ScheduleError, match="there is a schedule 'one-by-one' already"):
@@ -139,7 +167,7 @@ def test_a_users_schedule_is_validated():
         (None, "must return a Schedule, got NoneType"),
         (
             Schedule.from_actions("wrong", [0], 1, [[parse_action("0F0"), parse_action("0B0")]]),
-            "asked for 1 ranks, 1 stages and 2 microbatches, but its builder returned .* 1 microbatches",
+            "asked for 1 rank, 1 stage and 2 microbatches, but its builder returned .* 1 microbatch",
         ),
     ],
 )
@@ -147,6 +175,32 @@ def test_a_users_builder_returns_what_was_asked_for(built, message):
     register(recipe(lambda request: built, name="wrong"))
     with pytest.raises(ScheduleError, match=message):
         build("wrong", 1, 2)
+
+
+@pytest.mark.usefixtures("_own_registry")
+def test_a_builder_that_fails_is_an_error_with_its_cause():
+    def failing(request: Request) -> Schedule:
+        raise KeyError("stages")
+
+    register(recipe(failing, name="failing"))
+    with pytest.raises(
+        ScheduleError, match="builder of schedule 'failing' failed: KeyError: 'stages'"
+    ) as caught:
+        build("failing", 1, 1)
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+@pytest.mark.parametrize("name", ["all", "mine.csv"])
+def test_names_that_mean_something_else_are_refused(name):
+    with pytest.raises(ScheduleError, match=f"no schedule can be called '{name}'"):
+        register(recipe(one_by_one, name=name))
+
+
+def test_what_cannot_build_is_refused():
+    with pytest.raises(ScheduleError, match="'one-by-one' must be a function of a Request, got 3"):
+        recipe(3)
+    with pytest.raises(ScheduleError, match="what is registered must be a Recipe, got 'zbv'"):
+        register("zbv")
 
 
 def test_recipe_without_a_name_is_an_error():

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.core_ir.errors import ScheduleError
-from plait.core_ir.schedule import Memory, Schedule, Times, build
+from plait.core_ir.schedule import Edge, Memory, Schedule, Times, build
 from plait.core_ir.schedule import timing as timing_module
 from plait.core_ir.schedule.kinds import OPT, B
 
@@ -16,22 +16,34 @@ SEEDS = st.integers(0, 2**32)
 UNIT = Times(1, 1, 1)
 
 
+def sent_in_order(lowered: Schedule):
+    """What each rank of a lowered schedule sends: (edge, microbatch), one after the other."""
+    rows = [lowered.rank(rank) for rank in range(lowered.num_ranks)]
+    return [
+        [
+            (Edge(action.stage, action.peer, action.kind.payload), action.microbatch)
+            for action in row
+            if action.kind.direction == "send"
+        ]
+        for row in rows
+    ]
+
+
 def relax_two_lanes(schedule: Schedule, edges, f, i, w, comm, transfer):
     """Start of each action and message, by raising starts until every wait is kept."""
     rows = [schedule.rank(r) for r in range(schedule.num_ranks)]
-    length, does, place = {}, {}, {}
+    length, does = {}, {}
     for row in rows:
         for action in row:
             parts = [(p, "IW" if p.kind is B else p.kind.name) for p in action.parts]
             of = {"F": f, "I": i, "W": w}
             length[action] = sum(of[task][p.stage] for p, tasks in parts for task in tasks)
-            place[action] = len(place)
             for part, tasks in parts:
                 for task in tasks:
                     does[task, part.stage, part.microbatch] = action
     waits = [(b, a, 0.0) for row in rows for a, b in itertools.pairwise(row)]
-    lanes = [[] for _ in rows]
-    for edge in sorted(edges):
+    lanes = sent_in_order(schedule.lower(edges))
+    for edge in edges:
         source, target, payload = edge
         task = "F" if payload == "activation" else "I"
         for m in range(schedule.num_microbatches):
@@ -41,12 +53,10 @@ def relax_two_lanes(schedule: Schedule, edges, f, i, w, comm, transfer):
                 continue
             message = (edge, m)
             length[message] = transfer[source, target]
-            lanes[schedule.placement[source]].append(((place[producer], edge), message))
             waits.append((message, producer, 0.0))
             waits.append((consumer, message, comm[source, target]))
     for lane in lanes:
-        ordered = [message for _, message in sorted(lane)]
-        waits += [(b, a, 0.0) for a, b in itertools.pairwise(ordered)]
+        waits += [(b, a, 0.0) for a, b in itertools.pairwise(lane)]
     start = dict.fromkeys(length, 0.0)
     changed = True
     while changed:
@@ -89,11 +99,37 @@ def test_two_lanes_equal_the_oracle(legal_case, seed, data, many):
             for part in producer.parts
             if part.kind.name in done and part.stage == edge.source
         )
-        begin = start[tuple(edge), microbatch]
+        begin = start[edge, microbatch]
         assert (moved.start[k], moved.end[k]) == (begin, begin + transfer[edge.source, edge.target])
         assert moved.arrival[k] == moved.end[k] + comm[edge.source, edge.target]
         consumer = schedule.action(moved.consumer[k])
         assert edge.target in {part.stage for part in consumer.parts}
+
+
+@given(name=st.sampled_from(["1f1b", "interleaved-1f1b", "zbv", "dualpipev"]), data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_lowering_changes_no_time(name, data):
+    schedule = build(name, data.draw(st.integers(2, 4)), 8)
+    number = st.floats(0.1, 9)
+    f, i, w = (
+        data.draw(st.lists(number, min_size=schedule.num_stages, max_size=schedule.num_stages))
+        for _ in range(3)
+    )
+    pairs = [(s, t) for s in range(schedule.num_stages) for t in (s - 1, s + 1)]
+    transfer, comm = ({pair: data.draw(number) for pair in pairs} for _ in range(2))
+    times = Times(f, i, w, transfer=transfer, comm=comm)
+    lowered = schedule.lower()
+    plain, after = schedule.simulate(times), lowered.simulate(times)
+    assert np.array_equal(plain.start, after.start)
+    # The lane of each rank sends in the order of the lowered schedule's sends.
+    sent = plain.transfers
+    lanes = [[] for _ in range(schedule.num_ranks)]
+    for producer, index in zip(sent.producer, sent.edge, strict=True):
+        edge = sent.edges[index]
+        parts = schedule.action(producer).parts
+        part = parts[0] if edge.kind == "activation" else parts[-1]
+        lanes[plain.rank[producer]].append((edge, part.microbatch))
+    assert lanes == sent_in_order(lowered)
 
 
 def test_messages_of_one_rank_wait_for_each_other():

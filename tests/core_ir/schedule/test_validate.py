@@ -48,7 +48,7 @@ FAULTS = {
     ),
     "misplaced": (
         ("0F0 0F1 0B0 0B1 1F0", "1B0 1F1 1B1"),
-        r"rank 0, position 4: 1F0 is on the wrong rank: stage 1 on rank 1",
+        r"rank 0, position 4: 1F0 is on the wrong rank: stage 1 is placed on rank 1",
     ),
     "backward before its forward": (
         ("0F0 0B0 0B1 0F1", "1F0 1B0 1F1 1B1"),
