@@ -122,7 +122,7 @@ def test_a_loss_that_is_not_a_tensor() -> None:
         ({"reduction": "max"}, UsageError, r"unknown reduction 'max'; there are: mean, sum"),
         ({"num_microbatches": 0}, UsageError, r"num_microbatches must be an integer of at least 1"),
         ({"num_microbatches": 2.0}, UsageError, r"num_microbatches must be an integer"),
-        ({"num_ranks": 2}, ScheduleError, r"1 stages cannot be put on 2 ranks"),
+        ({"num_ranks": 2}, ScheduleError, r"1 stage cannot be put on 2 ranks"),
         ({"device": "tpu"}, UsageError, r"device 'tpu'"),
         ({"device": "cuda"}, UsageError, r"no CUDA device"),
         ({"seed": "a"}, UsageError, r"seed must be an integer"),

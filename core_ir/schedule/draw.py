@@ -31,12 +31,15 @@ def draw(timeline: Timeline, max_columns: int = _MAX_COLUMNS, *, color: bool = F
 
     Every label fits unless lines would be longer than `max_columns`. Then the shortest task gets as
     many whole columns as there are, and a label that does not fit is not cut but left away: without
-    `color` the kind stays. A last line counts the tasks that got no column.
+    `color` the kind stays. A last line counts the tasks that got no column. Where no task takes any
+    time, a sentence says so instead.
     """
     rows = draw_spans(timeline, max_columns, microbatch_only=color)
+    if not rows:
+        return "nothing to draw: no task takes any time"
     drawn = sum(span.color is not None for row in rows for span in row)
     missing = sum(task.end > task.start for task in timeline.tasks) - drawn
-    if color and rows:
+    if color:
         rows.append(legend_spans())
     lines = ["".join(_colored(span) if color else span.text for span in row) for row in rows]
     if missing:

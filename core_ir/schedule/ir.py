@@ -11,7 +11,7 @@ a pass.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,14 +95,22 @@ class Action:
         return f"<Action {self}>"
 
 
+class Cells(NamedTuple):
+    """Where actions were read: the file, and for each action its column there, from 1; a row a rank."""
+
+    file: str
+    column: IntArray
+
+
 @dataclass(frozen=True, eq=False)
 class ActionTable:
     """Every rank's actions, in order. Frozen, and its arrays are read-only.
 
     `placement[s]` is the rank of stage `s`. `stage` and `microbatch` are -1 where the kind has
     none. `other_stage` is the peer stage of a message and, with `other_microbatch`, the backward
-    half of an overlapped pair; else -1. Two tables are equal when they hold the same actions on
-    the same placement, whatever their names.
+    half of an overlapped pair; else -1. `cells` says where the actions stand in the file they come
+    from, if any. Two tables are equal when they hold the same actions on the same placement,
+    whatever their names.
 
     Raises `ScheduleError` for arrays that do not fit each other, and for actions outside the
     stages or microbatches.
@@ -118,6 +126,7 @@ class ActionTable:
     microbatch: Column = field(repr=False)
     other_stage: Column = field(repr=False)
     other_microbatch: Column = field(repr=False)
+    cells: Cells | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         placed = (
@@ -203,8 +212,11 @@ class ActionTable:
         return Action(kind, stage, microbatch, peer=other if kind.is_message else None)
 
     def where(self, index: int) -> str:
-        """`rank 1, position 4: 2F0`, for messages."""
+        """`rank 1, position 4: 2F0`, or `mine.csv, row 2, column 5: 2F0` of a file, for errors."""
         rank = int(np.searchsorted(self.offsets, index, side="right")) - 1
+        if self.cells is not None:
+            file, column = self.cells
+            return f"{file}, row {rank + 1}, column {column[index]}: {self.action(index)}"
         return f"rank {rank}, position {index - self.offsets[rank]}: {self.action(index)}"
 
     def __eq__(self, other: object) -> bool:

@@ -55,6 +55,7 @@ def keep(table: Table, wanted: NDArray[np.bool_]) -> Table:
         microbatch=table.microbatch[wanted],
         other_stage=table.other_stage[wanted],
         other_microbatch=table.other_microbatch[wanted],
+        cells=table.cells and table.cells._replace(column=table.cells.column[wanted]),
     )
 
 
@@ -77,4 +78,5 @@ def insert(table: Table, at: IntArray, rank: IntArray, columns: IntArray) -> Tab
         microbatch=np.insert(table.microbatch, at, microbatch),
         other_stage=np.insert(table.other_stage, at, other_stage),
         other_microbatch=np.insert(table.other_microbatch, at, -1),
+        cells=None,
     )

@@ -1,16 +1,17 @@
 """The public `Schedule`: a table of actions with what can be done with it as methods."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from os import PathLike
 from typing import Self
 
+from plait.core_ir.schedule.checks import checked_list
 from plait.core_ir.schedule.csv import read_csv, write_csv
 from plait.core_ir.schedule.draw import draw
-from plait.core_ir.schedule.ir import ActionTable
+from plait.core_ir.schedule.ir import Action, ActionTable
 from plait.core_ir.schedule.lower import lower
 from plait.core_ir.schedule.rewrite import keep_forward
 from plait.core_ir.schedule.simulate import simulate
-from plait.core_ir.schedule.text import parse_schedule, print_schedule
+from plait.core_ir.schedule.text import parse_action, parse_schedule, print_schedule
 from plait.core_ir.schedule.timeline import Sync, Timeline
 from plait.core_ir.schedule.times import Memory, Times
 from plait.core_ir.schedule.validate import validate
@@ -40,7 +41,23 @@ class Schedule(ActionTable):
             table.microbatch,
             table.other_stage,
             table.other_microbatch,
+            table.cells,
         )
+
+    @classmethod
+    def from_actions(
+        cls,
+        name: str,
+        placement: Sequence[int],
+        num_microbatches: int,
+        rows: Sequence[Iterable[Action | str]],
+    ) -> Self:
+        """A schedule from each rank's actions in order, as `Action` or as text (`"0F1"`)."""
+        parsed = [
+            [parse_action(a) if isinstance(a, str) else a for a in checked_list(row, "a row")]
+            for row in checked_list(rows, "rows")
+        ]
+        return super().from_actions(name, placement, num_microbatches, parsed)
 
     @classmethod
     def from_csv(cls, path: str | PathLike[str]) -> Self:
@@ -53,7 +70,7 @@ class Schedule(ActionTable):
         return parse_schedule(cls, text)
 
     def to_csv(self, path: str | PathLike[str]) -> None:
-        """Write a CSV file of torch.distributed.pipelining's form."""
+        """Write a CSV file of torch.distributed.pipelining's form; `UsageError` where that cannot be."""
         write_csv(self, path)
 
     def validate(

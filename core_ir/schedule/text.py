@@ -16,6 +16,7 @@ import re
 from typing import TypeVar
 
 from plait.core_ir.errors import ScheduleError, TextError
+from plait.core_ir.schedule.checks import check_is
 from plait.core_ir.schedule.ir import Action, ActionTable
 from plait.core_ir.schedule.kinds import KINDS, OVERLAP_F_B, ActionKind, B, kind_named
 
@@ -24,22 +25,26 @@ Table = TypeVar("Table", bound=ActionTable)
 _HEADER = "plait.schedule 1"
 # Longer names first: "F" is no match for the beginning of another name.
 _NAMES = "|".join(sorted((k.name for k in KINDS if not k.is_pair), key=len, reverse=True))
-_SINGLE = re.compile(rf"(\d*)({_NAMES})(\d*)(?:([<>])(\d+))?")
-_PAIR = re.compile(r"\((\d+)F(\d+);(\d+)B(\d+)\)OVERLAP_F_B")
+# No number of a schedule is longer; `\d` would take the digits of other scripts.
+_DIGITS = "[0-9]{1,18}"
+_SINGLE = re.compile(rf"({_DIGITS})?({_NAMES})({_DIGITS})?(?:([<>])({_DIGITS}))?")
+_PAIR = re.compile(rf"\(({_DIGITS})F({_DIGITS});({_DIGITS})B({_DIGITS})\)OVERLAP_F_B")
 _EXPECTED = "expected stage, kind and microbatch as in 0F1, 3I0, 1SEND_F0 or (0F1;3B0)OVERLAP_F_B"
 
 
 def parse_action(text: str) -> Action:
     """The action that `text` writes. Raises `TextError` saying what was expected."""
-    if pair := _PAIR.fullmatch(text):
-        stage_f, microbatch_f, stage_b, microbatch_b = map(int, pair.groups())
-        return Action(OVERLAP_F_B, stage_f, microbatch_f, partner=Action(B, stage_b, microbatch_b))
-    single = _SINGLE.fullmatch(text)
-    if single is None:
-        raise TextError(f"{text!r} is not an action: {_EXPECTED}")
-    stage, name, microbatch, arrow, peer = single.groups()
-    kind = kind_named(name)
+    check_is(text, str, "the text of an action", "a str")
     try:
+        if pair := _PAIR.fullmatch(text):
+            stage_f, microbatch_f, stage_b, microbatch_b = map(int, pair.groups())
+            backward = Action(B, stage_b, microbatch_b)
+            return Action(OVERLAP_F_B, stage_f, microbatch_f, partner=backward)
+        single = _SINGLE.fullmatch(text)
+        if single is None:
+            raise TextError(f"{text!r} is not an action: {_EXPECTED}")
+        stage, name, microbatch, arrow, peer = single.groups()
+        kind = kind_named(name)
         return Action(
             kind,
             int(stage) if stage else None,
@@ -50,7 +55,7 @@ def parse_action(text: str) -> Action:
         raise TextError(f"{text!r} is not an action: {error}") from error
 
 
-def _peer(kind: ActionKind, stage: str, arrow: str | None, peer: str | None) -> int | None:
+def _peer(kind: ActionKind, stage: str | None, arrow: str | None, peer: str | None) -> int | None:
     if peer is None:
         return int(stage) + kind.peer_offset if kind.is_message and stage else None
     if kind.is_message and arrow != (">" if kind.direction == "send" else "<"):
@@ -72,6 +77,7 @@ def print_schedule(table: ActionTable) -> str:
 
 def parse_schedule(cls: type[Table], text: str) -> Table:
     """The schedule of class `cls` that `text` writes. Raises `TextError` with line and column."""
+    check_is(text, str, "the text of a schedule", "a str")
     lines = text.splitlines()
     heads = (_HEADER, "name ", "placement ", "microbatches ")
     for number, head in enumerate(heads):
@@ -86,7 +92,7 @@ def parse_schedule(cls: type[Table], text: str) -> Table:
 
 
 def _number(word: str, line: int) -> int:
-    if not word.isdecimal():
+    if not re.fullmatch(_DIGITS, word):
         raise TextError(f"line {line}: expected a number, got {word!r}")
     return int(word)
 

@@ -126,3 +126,96 @@ def test_a_terminal_gets_the_colors_and_the_columns_it_has(
 
 def test_a_file_gets_every_label(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "show", "zbv").startswith("rank 0  0F0 0F1 0F2 0F3 0F4 0F5 0F6 7F0 7I0 7W0")
+
+
+def fail(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as caught:
+        main(("schedule", *arguments))
+    assert caught.value.code != 0
+    return capsys.readouterr().err
+
+
+def test_list_says_where_its_formulas_hold(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "They hold for equal\nstages, no communication" in run(capsys, "list")
+
+
+def test_tables_are_as_wide_as_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def width() -> int:
+        return max(len(line) for line in run(capsys, "list").splitlines() if "│" in line)
+
+    monkeypatch.setenv("COLUMNS", "80")
+    assert width() == 160
+    for name, value in {"FORCE_COLOR": "1", "TERM": "dumb"}.items():
+        monkeypatch.setenv(name, value)
+    assert width() == 80
+
+
+def test_simulate_all_takes_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--ranks", "2", "--microbatches", "4", "--stages-per-rank", "2")
+    text = run(capsys, "simulate", "all", *options, "--memory-limit", "4", "--optimizer", "1")
+    rows = [[cell.strip() for cell in line.split("│")] for line in text.splitlines()]
+    found = {row[1]: row for row in rows if len(row) > 4 and row[1]}
+    assert {tuple(row[2:4]) for row in found.values()} == {("2", "4")}
+    assert found["v-half"][7] == "4"
+    why = " ".join(row[7] for row in rows if len(row) > 4)
+    assert "schedule '1f1b' cannot have 2 stages a rank" in why
+    assert "over the memory limit of 4" in why
+    # Two optimizer steps of 1, one for each stage, at the end of a rank.
+    expected = plait.schedule("v-half", 2, 4).simulate(plait.Times(1, 1, 1, optimizer=1))
+    assert float(found["v-half"][4]) == expected.makespan
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("1f1b", "--ranks", "2000000000"), "48000000000 tasks; a schedule has at most"),
+        (("1f1b", "--ranks", "99999999999999999999"), "num_ranks must be 2147483647 or less"),
+        (("1f1b", "--memory-limit", "nan"), "memory_limit must be a number or None, got nan"),
+        (("all", "--memory-limit", "nan"), "memory_limit must be a number or None, got nan"),
+        (("1f1b", "--f", "1e308", "--i", "1e308"), "0 or from 1e-100 to 1e+100, got 1e+308"),
+    ],
+)
+def test_numbers_that_do_not_fit_are_errors(
+    capsys: pytest.CaptureFixture[str], options: tuple[str, ...], message: str
+) -> None:
+    assert message in fail(capsys, "simulate", *options)
+
+
+def test_text_and_files_go_together(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "a.svg"
+    text = run(capsys, "show", "1f1b", "--text", "--svg", str(file))
+    assert text == f"{plait.schedule('1f1b', 4, 8)}\nwrote {file}\n"
+    assert file.read_text().startswith("<svg")
+
+
+def test_export_searches_for_the_times_given(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "auto.csv"
+    options = ("--ranks", "2", "--microbatches", "3", "--f", "1,4", "--w", "2", "--comm", "0.5")
+    options = (*options, "--transfer", "1", "--memory-limit", "2")
+    run(capsys, "export", "auto", str(file), *options)
+    times = plait.Times([1, 4], 1, 2, comm=0.5, transfer=1)
+    found = plait.Schedule.from_csv(file)
+    assert found == plait.schedule("auto", 2, 3, times=times, memory_limit=2)
+    makespan = found.simulate(times).makespan
+    shown = run(capsys, "simulate", str(file), *options[4:])
+    assert f"makespan          {makespan:g}" in shown
+    assert "cannot write" in fail(capsys, "export", "1f1b", str(tmp_path))
+
+
+def test_a_file_has_its_own_size(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "two.csv"
+    run(capsys, "export", "1f1b", str(file), "--ranks", "2", "--microbatches", "3")
+    run(capsys, "simulate", str(file), "--ranks", "2", "--stages-per-rank", "1")
+    assert "--ranks is 3, but" in fail(capsys, "simulate", str(file), "--ranks", "3")
+    assert "over the memory limit of 1" in fail(
+        capsys, "simulate", str(file), "--memory-limit", "1"
+    )
+
+
+def test_no_times_no_picture(capsys: pytest.CaptureFixture[str]) -> None:
+    text = run(capsys, "show", "1f1b", "--f", "0", "--i", "0", "--w", "0")
+    assert text == "nothing to draw: no task takes any time\n"

@@ -64,4 +64,6 @@ def test_colors_keep_labels_apart_where_there_is_no_blank():
 
 
 def test_nothing_to_draw():
-    assert draw(build("1f1b", 1, 1).simulate(Times(0, 0, 0))) == ""
+    assert draw(build("1f1b", 1, 1).simulate(Times(0, 0, 0))) == (
+        "nothing to draw: no task takes any time"
+    )

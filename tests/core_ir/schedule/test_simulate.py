@@ -120,7 +120,8 @@ def test_no_schedule_beats_the_critical_path(name, p, m, data):
     one_rank = max(m * (a + b + c) for a, b, c in zip(f, i, w, strict=True))
     assert timeline.makespan >= max(one_microbatch, one_rank)
     assert timeline.makespan >= timeline.longest_span >= one_rank
-    assert 0 <= timeline.span_bubble_rate <= timeline.bubble_rate < 1 or timeline.makespan == 0
+    assert 0 <= timeline.span_bubble_rate <= timeline.bubble_rate <= 1
+    assert timeline.bubble_rate < 1 or one_rank == 0
 
 
 def sweep_memory(schedule: Schedule, timeline, activation, handover) -> list[float]:
@@ -216,3 +217,72 @@ def test_missing_producer_is_an_error():
     schedule = Schedule.from_actions("hole", [0, 1], 2, rows)
     with pytest.raises(ScheduleError, match="rank 1, position 1: 1F1 needs the result of a task"):
         schedule.simulate(UNIT)
+
+
+@pytest.mark.parametrize(
+    "value", [None, "1", True, [True], ["1"], [None], 1e200, 1e-200, 1j, 10**400]
+)
+def test_what_is_no_time_is_an_error(value):
+    with pytest.raises(ScheduleError, match=r"Times\.f must be a number or one per stage"):
+        Times(value, 1, 1)
+
+
+@pytest.mark.parametrize("key", ["a", (0,), (0, "1"), (0, 1.0)])
+def test_what_is_no_edge_has_no_time(key):
+    with pytest.raises(ScheduleError, match=r"Times\.comm"):
+        Times(1, 1, 1, comm={key: 1})
+
+
+@pytest.mark.parametrize("value", [1e100, 1e-100])
+def test_the_largest_and_the_smallest_times_can_be_summed_and_drawn(value):
+    schedule = build("1f1b", 2, 4)
+    times = Times(value, value, value, transfer=value, slowdown=2)
+    assert np.isfinite(schedule.simulate(times).end).all()
+    assert "F0" in schedule.draw(times)
+
+
+def test_arguments_of_the_wrong_kind_are_errors():
+    schedule = build("1f1b", 2, 2)
+    for call in (schedule.simulate, schedule.draw):
+        with pytest.raises(ScheduleError, match=r"times must be plait\.Times, got 3"):
+            call(3)
+    for memory in (3, 0):
+        with pytest.raises(ScheduleError, match=f"memory must be Memory, got {memory}"):
+            schedule.simulate(UNIT, memory)
+    with pytest.raises(ScheduleError, match="rank 9 is not one of the 2 ranks of '1f1b'"):
+        schedule.simulate(UNIT).held(9)
+
+
+def repeated(schedule: Schedule, num_steps: int) -> Schedule:
+    """The schedule several times, one after the other, as one: what steps without a pause do."""
+    m = schedule.num_microbatches
+    rows = [
+        [
+            Action(action.kind, action.stage, action.microbatch + step * m)
+            for step in range(num_steps)
+            for action in schedule.rank(rank)
+        ]
+        for rank in range(schedule.num_ranks)
+    ]
+    return Schedule.from_actions("steps", schedule.placement, num_steps * m, rows)
+
+
+@given(
+    name=st.sampled_from(["gpipe", "1f1b", "zb-h1", "zb-h2", "zbv"]),
+    data=st.data(),
+    alike=st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_step_time_is_that_of_steps_in_a_row_or_more(name, data, alike):
+    schedule = build(name, data.draw(st.integers(1, 4)), 6)
+    number = st.integers(0, 9).map(float)
+    stages = schedule.num_stages
+    f, i, w = (
+        data.draw(number if alike else st.lists(number, min_size=stages, max_size=stages))
+        for _ in range(3)
+    )
+    times = Times(f, i, w, comm=data.draw(number))
+    ends = [repeated(schedule, steps).simulate(times).makespan for steps in (8, 12)]
+    step = (ends[1] - ends[0]) / 4
+    found = schedule.simulate(times).step_time
+    assert found == pytest.approx(step) if alike else found >= step - 1e-9

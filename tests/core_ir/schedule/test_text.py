@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.core_ir.errors import ScheduleError, TextError
+from plait.core_ir.errors import ScheduleError, TextError, UsageError
 from plait.core_ir.schedule import Action, Schedule, build
 from plait.core_ir.schedule.kinds import (
     OPT,
@@ -62,11 +62,32 @@ def test_spelling_of_actions(text):
         ("(0F1;3B0)", "is not an action"),
         ("(0F1;3I0)OVERLAP_F_B", "is not an action"),
         ("0F1 ", "is not an action"),
+        ("\u0660F\u0661", "is not an action"),
+        ("0F" + "1" * 5000, "is not an action"),
+        ("0F4294967296", "the microbatch of a F action must be 2147483647 or less"),
+        ("(0F4294967296;1B0)OVERLAP_F_B", "the microbatch of a OVERLAP_F_B action must be"),
     ],
 )
 def test_what_is_no_action_is_an_error(text, message):
     with pytest.raises(TextError, match=message):
         parse_action(text)
+
+
+@pytest.mark.parametrize("read", [parse_action, Schedule.from_text, Schedule.from_csv])
+def test_what_is_no_text_is_an_error(read):
+    with pytest.raises(ScheduleError, match=r"must be a .*, got None"):
+        read(None)
+
+
+def test_actions_as_text():
+    rows = [["0F0", parse_action("0B0")], []]
+    assert Schedule.from_actions("x", [0], 1, rows).rank(0) == tuple(
+        map(parse_action, ("0F0", "0B0"))
+    )
+    with pytest.raises(TextError, match="'0F' is not an action"):
+        Schedule.from_actions("x", [0], 1, [["0F"]])
+    with pytest.raises(ScheduleError, match="an entry of a schedule must be an Action, got 3"):
+        Schedule.from_actions("x", [0], 1, [[3]])
 
 
 @given(seed=st.integers(0, 2**32), lowered=st.booleans())
@@ -109,6 +130,7 @@ def test_golden_text():
         (("placement 0 1", "placed 0 1"), "line 3, column 1: expected 'placement '"),
         (("placement 0 1", "placement 0 one"), "line 3: expected a number, got 'one'"),
         (("microbatches 2", "microbatches -2"), "line 4: expected a number, got '-2'"),
+        (("microbatches 2", "microbatches \u0662"), "line 4: expected a number"),
         (("rank 1:", "rank 2:"), "line 6, column 1: expected 'rank 1:'"),
         (("1F0 1B0", "1F0 1C0"), "line 6, column 13: '1C0' is not an action"),
     ],
@@ -116,6 +138,13 @@ def test_golden_text():
 def test_malformed_text_is_an_error_with_line_and_column(change, message):
     with pytest.raises(TextError, match=message):
         Schedule.from_text(str(build("1f1b", 2, 2)).replace(*change))
+
+
+def test_text_of_too_many_tasks_is_an_error():
+    text = str(build("1f1b", 2, 2))
+    for number, message in (("99999999", "has at most"), ("99999999999", "2147483647 or less")):
+        with pytest.raises(ScheduleError, match=message):
+            Schedule.from_text(text.replace("microbatches 2", f"microbatches {number}"))
 
 
 def test_golden_csv(tmp_path):
@@ -133,6 +162,20 @@ def test_idle_steps_of_a_csv_are_skipped(tmp_path):
     assert " ".join(map(str, schedule.rank(1))) == "1F0 1B0 1F1 1B1"
 
 
+def test_a_mark_at_the_begin_and_blank_lines_at_the_end_are_skipped(tmp_path):
+    path = tmp_path / "marked.csv"
+    path.write_bytes(b"\xef\xbb\xbf0F0,0B0\r\n1F0,1B0\r\n\r\n\n")
+    assert Schedule.from_csv(path) == build("1f1b", 2, 1)
+
+
+def test_a_rank_that_runs_nothing_has_an_empty_cell(tmp_path):
+    path = tmp_path / "idle.csv"
+    schedule = Schedule.from_actions("idle", [1], 1, [[], ["0F0", "0B0"], []])
+    schedule.to_csv(path)
+    assert path.read_bytes() == b'""\r\n0F0,0B0\r\n""\r\n'
+    assert Schedule.from_csv(path) == schedule
+
+
 @pytest.mark.parametrize(
     ("content", "error", "message"),
     [
@@ -144,6 +187,13 @@ def test_idle_steps_of_a_csv_are_skipped(tmp_path):
         ),
         ("0F0,0F1,0B0\n", ScheduleError, r"bad\.csv, row 1, column 2: 0F1 has no backward"),
         ("0F0,0I0,0W0,0B1\n", ScheduleError, r"bad\.csv, row 1, column 4: 0B1 has no forward"),
+        (
+            "0B0\n1B0\n",
+            ScheduleError,
+            r"row 1, column 1: 0B0 has no forward: .* microbatches none,",
+        ),
+        ("0F0,,0F1,0B0,0B0\n", ScheduleError, r"row 1, column 5: 0B0 is done in column 4 already"),
+        ("0F0,0B0\n\n1F0,1B0\n", ScheduleError, r"bad\.csv, row 2 is blank; a rank that runs"),
         ("0F0,0B0,0F99,0B99\n", ScheduleError, r"row 1, column 3: 0F99 is of microbatch 99, but"),
         (
             "0F0,0B0\n2F0,2B0\n",
@@ -159,6 +209,37 @@ def test_malformed_csv_is_an_error_with_its_place(tmp_path, content, error, mess
     path.write_text(content)
     with pytest.raises(error, match=message):
         Schedule.from_csv(path)
+
+
+def test_errors_of_a_csv_that_is_validated_name_row_and_column(tmp_path):
+    path = tmp_path / "late.csv"
+    path.write_text("0F0,,0B0\n,1B0,,1F0\n")
+    schedule = Schedule.from_csv(path)
+    place = r"late\.csv, row 2, column 2: 1B0 needs .*late\.csv, row 2, column 4: 1F0, which"
+    with pytest.raises(ScheduleError, match=place):
+        schedule.validate()
+    path.write_text("0F0,,0SEND_F0,0RECV_B0,OPT,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n")
+    with pytest.raises(
+        ScheduleError, match=r"late\.csv, row 1, column 5: OPT comes before .* column 6"
+    ):
+        Schedule.from_csv(path).validate()
+
+
+@pytest.mark.parametrize(
+    ("content", "hinted"),
+    [("0F1,0F2,0B0,0B1", True), ("0F0,0F1,0B0", False), ("0F1,0F2,0B1", False)],
+)
+def test_the_hint_at_torchs_1f1b_is_given_where_it_fits(tmp_path, content, hinted):
+    path = tmp_path / "bad.csv"
+    path.write_text(f"{content}\n")
+    with pytest.raises(ScheduleError, match="has no") as caught:
+        Schedule.from_csv(path)
+    assert ("Schedule1F1B" in str(caught.value)) is hinted
+
+
+def test_a_csv_that_cannot_be_written_is_an_error(tmp_path):
+    with pytest.raises(UsageError, match="cannot write"):
+        build("1f1b", 2, 2).to_csv(tmp_path)
 
 
 def test_missing_csv_is_an_error(tmp_path):

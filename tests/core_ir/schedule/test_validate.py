@@ -292,3 +292,23 @@ def test_pairs_count_for_both_stages():
     schedule.validate()
     with pytest.raises(ScheduleError, match=r"OVERLAP_F_B does a task that .* 1B0 does again"):
         schedule_of("0F0 1F0 (0F1;1B0)OVERLAP_F_B 1B0 0B0 1F1 1B1 0B1", placement=(0, 0)).validate()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"edges": [(0, 1)]}, r"an edge must be \(source stage, target .*, got \(0, 1\)"),
+        ({"edges": [3]}, r"an edge must be \(source stage, .*, got 3"),
+        ({"edges": 3}, "edges must be a sequence, got 3"),
+        ({"edges": [(0, 1.0, "activation")]}, r"a stage must be an integer, got 1\.0"),
+        ({"ordered_forward": [99]}, "names stage 99, but schedule '1f1b' has 2 stages"),
+        ({"ordered_forward": ["0"]}, "a stage of ordered_forward must be an integer, got '0'"),
+        ({"ordered_forward": 1}, "ordered_forward must be a sequence, got 1"),
+        ({"memory": [1, 2]}, r"memory must be Memory, got \[1, 2\]"),
+        ({"memory_limit": float("nan")}, "memory_limit must be a number or None, got nan"),
+        ({"memory_limit": "3"}, "memory_limit must be a number or None, got '3'"),
+    ],
+)
+def test_arguments_of_the_wrong_kind_are_errors(options, message):
+    with pytest.raises(ScheduleError, match=message):
+        build("1f1b", 2, 2).validate(**options)
