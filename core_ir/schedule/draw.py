@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from plait.core_ir.schedule.checks import check_is
 from plait.core_ir.schedule.ir import Action
 from plait.core_ir.schedule.kinds import OPT
 from plait.core_ir.schedule.palette import SHADES, TASK_LEGEND, color_of, ink_on, rgb
@@ -59,6 +60,7 @@ def draw_spans(
     timeline: Timeline, max_columns: int = _MAX_COLUMNS, *, microbatch_only: bool = True
 ) -> list[list[Span]]:
     """The picture of `draw` as spans of text with their colours, a list a rank."""
+    check_is(timeline, Timeline, "what is drawn", "a Timeline")
     tasks = [task for task in timeline.tasks if task.end > task.start]
     if not tasks:
         return []

@@ -258,6 +258,9 @@ def _freeze(table: ActionTable, column: str, dtype: type[np.integer[Any]]) -> No
 
 
 def _check_sizes(table: ActionTable) -> None:
+    check_is(table.name, str, "the name of a schedule", "a str")
+    if len(f"{table.name}.".splitlines()) > 1:
+        raise ScheduleError(f"the name of a schedule must be one line, got {table.name!r}")
     if table.num_ranks < 1 or table.num_microbatches < 1 or not table.placement:
         raise ScheduleError(
             f"schedule {table.name!r} needs at least one rank, stage and microbatch, got"

@@ -53,10 +53,9 @@ def _locate(table: ActionTable, kind: ActionKind, stage: IntArray, peer: IntArra
 
     `stage` and `peer` hold the edges' ends, one entry an edge.
     """
-    edge_of = np.full((table.num_stages, table.num_stages), -1, dtype=np.int64)
-    edge_of[stage, peer] = np.arange(len(stage))
     actions = np.flatnonzero(table.kind == kind.code)
-    edge = edge_of[table.stage[actions], table.other_stage[actions]]
+    ends = table.stage[actions] * np.int64(table.num_stages) + table.other_stage[actions]
+    edge = _index_of(stage * table.num_stages + peer, ends)
     microbatch = table.microbatch[actions]
     for index in actions[edge < 0][:1]:
         raise ScheduleError(f"{table.where(index)} has no counterpart on the rank of its peer")
@@ -71,6 +70,15 @@ def _locate(table: ActionTable, kind: ActionKind, stage: IntArray, peer: IntArra
             f" {table.name!r}"
         )
     return position
+
+
+def _index_of(keys: IntArray, wanted: IntArray) -> IntArray:
+    """Where in `keys`, all different, each of `wanted` stands; -1 for nowhere."""
+    if not keys.size:
+        return np.full(len(wanted), -1, dtype=np.int64)
+    order = np.argsort(keys)
+    found = order[np.searchsorted(keys, wanted, sorter=order).clip(max=len(keys) - 1)]
+    return np.where(keys[found] == wanted, found, -1)
 
 
 def _check_after(table: ActionTable, later: IntArray, earlier: IntArray) -> None:

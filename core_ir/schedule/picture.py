@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from plait.core_ir.errors import ScheduleError
+from plait.core_ir.schedule.checks import checked_list
 from plait.core_ir.schedule.draw import label_of, microbatch_of
 from plait.core_ir.schedule.palette import MESSAGE_COLOR, color_of
 from plait.core_ir.schedule.timeline import Timeline
@@ -58,6 +59,7 @@ def panels_of(timelines: Timeline | Titled, unit: str = "") -> tuple[Panel, ...]
     """
     if isinstance(timelines, Timeline):
         timelines = [(timelines.schedule.name, timelines)]
+    timelines = checked_list(timelines, "what is drawn")
     if not timelines:
         raise ScheduleError("a picture needs at least one timeline")
     return tuple(_panel(title, timeline, unit) for title, timeline in timelines)

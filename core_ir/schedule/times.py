@@ -158,7 +158,7 @@ def _checked(value: Any, what: str, expected: str, max_ndim: int) -> FloatArray:
         raise ScheduleError(f"{what} must be {expected}, got {value!r}") from error
     # NumPy would make numbers of these.
     is_other = any(each is None or isinstance(each, str | bytes | bool) for each in given)
-    if is_other or array.ndim > max_ndim:
+    if is_other or array.ndim > max_ndim or not array.size:
         raise ScheduleError(f"{what} must be {expected}, got {value!r}")
     if not np.isfinite(array).all() or (array < 0).any():
         raise ScheduleError(f"{what} must be {expected}, finite and not negative, got {value!r}")

@@ -58,7 +58,13 @@ def test_spans_of_a_row_make_the_plain_picture():
 def test_no_spans_of_nothing():
     nothing = build("1f1b", 1, 1).simulate(Times(0, 0, 0))
     assert draw_spans(nothing) == []
-    assert draw(nothing, color=True) == ""
+
+
+def test_what_is_no_timeline_is_an_error():
+    with pytest.raises(ScheduleError, match="what is drawn must be a Timeline, got 3"):
+        draw(3)
+    with pytest.raises(ScheduleError, match="what is drawn must be a sequence, got 3"):
+        render_svg(3)
 
 
 def test_kinds_have_colors_of_their_own_and_later_stages_darker_ones():

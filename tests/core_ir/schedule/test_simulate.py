@@ -220,7 +220,7 @@ def test_missing_producer_is_an_error():
 
 
 @pytest.mark.parametrize(
-    "value", [None, "1", True, [True], ["1"], [None], 1e200, 1e-200, 1j, 10**400]
+    "value", [None, "1", True, [], [True], ["1"], [None], 1e200, 1e-200, 1j, 10**400]
 )
 def test_what_is_no_time_is_an_error(value):
     with pytest.raises(ScheduleError, match=r"Times\.f must be a number or one per stage"):

@@ -86,6 +86,8 @@ def test_actions_as_text():
     )
     with pytest.raises(TextError, match="'0F' is not an action"):
         Schedule.from_actions("x", [0], 1, [["0F"]])
+    with pytest.raises(ScheduleError, match=r"must be one line, got 'a\\nb'"):
+        Schedule.from_actions("a\nb", [0], 1, [[]])
     with pytest.raises(ScheduleError, match="an entry of a schedule must be an Action, got 3"):
         Schedule.from_actions("x", [0], 1, [[3]])
 
