@@ -268,7 +268,8 @@ def _times(f: str, i: str, w: str, comm: float, transfer: float, optimizer: floa
 
 def _cost(text: str, option: str) -> float | Sequence[float]:
     try:
-        numbers = [float(number) for number in text.split(",")]
+        # Digits of other scripts are numbers to Python.
+        numbers = [float(number) for number in text.encode("ascii").split(b",")]
     except ValueError:
         raise UsageError(f"--{option} takes numbers by comma, got {text!r}") from None
     return numbers[0] if len(numbers) == 1 else numbers

@@ -60,12 +60,15 @@ def check_is(value: object, kind: type | UnionType, what: str, expected: str) ->
         raise ScheduleError(f"{what} must be {expected}, got {value!r}")
 
 
-def check_size(num_stages: int, num_microbatches: int) -> None:
-    """Raise `ScheduleError` where F, I and W of all microbatches are more tasks than can be held."""
+def check_size(num_stages: int, num_microbatches: int, reason: str = "") -> None:
+    """Raise `ScheduleError` where F, I and W of all microbatches are more tasks than can be held.
+
+    `reason` says why there are more microbatches than were asked for, if so.
+    """
     num_tasks = 3 * num_stages * num_microbatches
     if num_tasks > MOST_TASKS:
         raise ScheduleError(
-            f"{counted(num_stages, 'stage')} and {counted(num_microbatches, 'microbatch')} make"
+            f"{counted(num_stages, 'stage')} and {counted(num_microbatches, 'microbatch')}{reason} make"
             f" {num_tasks} tasks; a schedule has at most {MOST_TASKS}: take fewer ranks or microbatches"
         )
 

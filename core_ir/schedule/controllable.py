@@ -52,7 +52,7 @@ def _build(
 ) -> ActionTable:
     p, m = request.num_ranks, request.num_microbatches
     # Filling looks at every rank in every unit of time: those of the tasks, and of the way down and up.
-    check_size(2 * p, m + p)
+    check_size(2 * p, m + p, f", {p} of them for the way through the ranks,")
     orders = [_repeat(block(rank, p), rank, p, m) for rank in range(p)]
     return table_from_turns(name, vee(p), m, _fill(orders, limit))
 

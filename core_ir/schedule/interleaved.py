@@ -42,7 +42,7 @@ def _build_lagged(name: str, request: Request, split: bool) -> ActionTable:
     p, v = request.num_ranks, request.stages_per_rank
     # Patterns are made of whole groups of p microbatches.
     num_groups = -(-request.num_microbatches // p)
-    check_size(request.num_stages, num_groups * p)
+    check_size(request.num_stages, num_groups * p, f", whole groups of {p},")
     rows = []
     for rank in range(p):
         stages = range(rank, request.num_stages, p)

@@ -12,7 +12,7 @@ def _build(request: Request) -> ActionTable:
     p = request.num_ranks
     # The pattern needs 2 p - 1 microbatches to unfold.
     m = max(request.num_microbatches, 2 * p - 1)
-    check_size(2 * p, m)
+    check_size(2 * p, m, ", which the pattern of 'zbv' takes to unfold,")
     rows = [_order(rank, p, m) for rank in range(p)]
     return table_from_turns("zbv", vee(p), request.num_microbatches, rows)
 

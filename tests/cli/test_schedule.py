@@ -174,6 +174,7 @@ def test_simulate_all_takes_every_option(capsys: pytest.CaptureFixture[str]) -> 
         (("1f1b", "--ranks", "99999999999999999999"), "num_ranks must be 2147483647 or less"),
         (("1f1b", "--memory-limit", "nan"), "memory_limit must be a number or None, got nan"),
         (("all", "--memory-limit", "nan"), "memory_limit must be a number or None, got nan"),
+        (("1f1b", "--f", "\u0661"), "--f takes numbers by comma"),
         (("1f1b", "--f", "1e308", "--i", "1e308"), "0 or from 1e-100 to 1e+100, got 1e+308"),
     ],
 )
