@@ -7,7 +7,7 @@ from typing import Any
 
 from plait.backends.runtime import Engine
 from plait.core_ir.arrays import is_torch
-from plait.core_ir.errors import ScheduleError, UsageError
+from plait.core_ir.errors import BatchError, ScheduleError, UsageError
 from plait.core_ir.hardware import Hardware
 from plait.core_ir.named_hardware import CPU_CORE
 from plait.core_ir.passes.pipeline import (
@@ -23,6 +23,7 @@ from plait.core_ir.schedule.placement import loop
 from plait.core_ir.schedule.schedule import Schedule
 from plait.extras import Framework, installed, load
 from plait.frontends.captured import Captured
+from plait.mesh import replicas_of
 from plait.options import check_options, framework_of
 from plait.pipeline import Pipeline, check_fits
 
@@ -65,6 +66,9 @@ def compile(
     num_ranks: default, as many as the schedule needs for the number of stages.
     backend: "torch" or "jax", default that of the model. engine: torch "local" (default) or "distributed" (default when
         WORLD_SIZE > 1); jax "mpmd" (default) or "spmd". codegen: torch "inductor" (default) or "eager".
+    mesh: axes with their sizes: a dict, {"stage": 2, "data": 2}, a torch DeviceMesh or a JAX Mesh. Ranks stand in it in
+        row-major order. Along `stage_axis` stand the stages; every other axis is data parallel: each microbatch is cut
+        once more, and losses and gradients are those of all parts.
     device: torch: default cuda:LOCAL_RANK when there is one, else cpu.
     reduction: "mean": the mean over microbatches of the loss; "sum": the sum.
     seed: of the random ops. trainable: `trainable(path, leaf) -> bool`, JAX models; path is "layers.0.kernel".
@@ -101,6 +105,9 @@ def compile(
     engines = load(options.backend, f"backends.{options.backend}.engines")
     engines.join(options.engine)
     where: Any = None
+    replicas = replicas_of(options.mesh, stage_axis)
+    if options.mesh is not None:
+        num_ranks = options.mesh[stage_axis]
     error: Exception | None = None
     try:
         where = engines.resolve_device(device)
@@ -108,7 +115,7 @@ def compile(
             loss_fn,
             model,
             batch,
-            num_microbatches=num_microbatches,
+            num_microbatches=num_microbatches * (1 if replicas is None else replicas.count),
             split=split,
             has_aux=has_aux,
             state=state,
@@ -119,8 +126,18 @@ def compile(
         chosen = schedule_for(program, schedule, num_ranks, num_microbatches)
         program = schedule_program(program, chosen.pairs, passes or DEFAULT_PASSES)
         built: Engine = engines.build(
-            program, chosen, engine=options.engine, device=where, codegen=options.codegen
+            program,
+            chosen,
+            engine=options.engine,
+            device=where,
+            codegen=options.codegen,
+            replicas=replicas,
         )
+    except BatchError as refused:
+        parts = (
+            "" if replicas is None else f" (each microbatch is cut for {replicas.count} replicas)"
+        )
+        error = BatchError(f"{refused}{parts}")
     except Exception as caught:  # whatever it is, the other ranks must hear of it
         error = caught
     text = "" if error else f"{chosen}\n{program}"

@@ -1,7 +1,7 @@
 """The options of `compile`, checked before anything is captured: unknown, misplaced and not yet built values."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -9,6 +9,7 @@ from plait.core_ir.arrays import is_array
 from plait.core_ir.errors import NotBuiltError, UsageError
 from plait.core_ir.passes.pipeline import Passes
 from plait.extras import Framework
+from plait.mesh import read_mesh
 
 ENGINES: dict[str, tuple[str, ...]] = {
     "torch": ("local", "distributed"),
@@ -29,6 +30,7 @@ class Options:
     reduction: str
     seed: int
     has_aux: bool
+    mesh: Mapping[str, int] | None = None
 
 
 def framework_of(model: object) -> Framework:
@@ -89,7 +91,7 @@ def check_options(
     backend = framework if backend is None else backend
     if backend not in get_args(Framework):
         raise UsageError(f"unknown backend {backend!r}; there are: {', '.join(ENGINES)}")
-    _check_not_built(split, remat, mesh, stage_axis)
+    _check_not_built(split, remat)
     engines = ENGINES[backend]
     if engine is None:
         distributed = backend == "torch" and world_size > 1
@@ -116,7 +118,13 @@ def check_options(
     if not isinstance(seed, int) or isinstance(seed, bool) or not -(2**63) <= seed < 2**63:
         raise UsageError(f"seed must be an integer of 64 bits, got {seed!r}")
     chosen: Framework = "torch" if backend == "torch" else "jax"
-    return Options(framework, chosen, engine, codegen, reduction, seed, has_aux)
+    axes = read_mesh(mesh, stage_axis)
+    if axes is not None and num_ranks not in (None, axes[stage_axis]):
+        raise UsageError(
+            f"num_ranks is {num_ranks}, but the mesh has {axes[stage_axis]} ranks along {stage_axis!r}; leave "
+            "num_ranks out"
+        )
+    return Options(framework, chosen, engine, codegen, reduction, seed, has_aux, axes)
 
 
 def _is_int(value: object) -> bool:
@@ -130,12 +138,10 @@ def _misplaced(option: str, value: object, backend: str, table: dict[str, tuple[
     return f"unknown {option} {value!r} for the {backend} backend; it has: {own}{hint}"
 
 
-def _check_not_built(split: object, remat: object, mesh: object, stage_axis: str) -> None:
+def _check_not_built(split: object, remat: object) -> None:
     pending = {
         "split=int": _is_int(split),
         "remat": remat != "none",
-        "mesh": mesh is not None,
-        "stage_axis": stage_axis != "stage",
     }
     for name, asked in pending.items():
         if asked:

@@ -153,7 +153,6 @@ def test_an_option_of_the_other_backend() -> None:
     [
         {"split": 2},
         {"remat": "full"},
-        {"mesh": {"stage": 2}},
     ],
     ids=str,
 )

@@ -51,7 +51,8 @@ class JaxArrays:
 
     def add(self, total: jax.Array, part: jax.Array) -> jax.Array:
         """total + part; `total` is donated."""
-        added: jax.Array = self._add(total, part)
+        with jax.enable_x64(True):
+            added: jax.Array = self._add(total, part)
         return added
 
     def move(self, array: Any, stage: int) -> jax.Array:
@@ -68,14 +69,22 @@ class JaxArrays:
 
 
 class MpmdEngine:
-    """Runs the compute actions of all ranks from one process."""
+    """Runs the compute actions of all ranks from one process.
+
+    home: where gradients of parameters lie that lie on no device of JAX; the first of `devices` by default.
+    """
 
     def __init__(
-        self, program: Program, schedule: ActionTable, *, devices: Sequence[jax.Device]
+        self,
+        program: Program,
+        schedule: ActionTable,
+        *,
+        devices: Sequence[jax.Device],
+        home: jax.Device | None = None,
     ) -> None:
         started = time.perf_counter()
         self.stages = tuple(range(program.num_stages))
-        self._default_device = devices[0]
+        self._home = devices[0] if home is None else home
         placed = [devices[rank % len(devices)] for rank in schedule.placement]
         self.arrays = JaxArrays(placed)
         tasks = {
@@ -110,7 +119,7 @@ class MpmdEngine:
             grads = add_shared(self._plan.program, step.gradients(), self.arrays)
             return StepOutputs(
                 loss=_sum_losses(step.losses(), inputs.loss_grad),
-                grads=beside(grads, inputs.params, self._default_device),
+                grads=beside(grads, inputs.params, self._home),
                 buffers=step.buffers(),
                 aux=step.aux(),
             )

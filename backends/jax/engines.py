@@ -7,8 +7,9 @@ import jax
 from plait.backends.jax.devices import devices_for
 from plait.backends.jax.engine_mpmd import MpmdEngine
 from plait.backends.jax.engine_spmd import SpmdEngine
+from plait.backends.replicas import Replicas, ReplicatedEngine
 from plait.backends.runtime import Engine
-from plait.core_ir.errors import UsageError
+from plait.core_ir.errors import NotBuiltError, UsageError
 from plait.core_ir.program import Program
 from plait.core_ir.schedule.schedule import Schedule
 
@@ -32,11 +33,24 @@ def build(
     engine: str,
     device: tuple[jax.Device, ...],
     codegen: None,
+    replicas: Replicas | None = None,
 ) -> Engine:
-    """Compile a program under a schedule."""
+    """Compile a program under a schedule, and as many replicas of it as there are, on devices of their own."""
     if engine == "spmd":
+        if replicas is not None:
+            raise NotBuiltError(
+                "engine='spmd' takes no mesh with other axes than that of the stages yet; engine='mpmd' does"
+            )
         return SpmdEngine(program, schedule, devices=devices_for(schedule.num_ranks, device))
-    return MpmdEngine(program, schedule, devices=device)
+    if replicas is None:
+        return MpmdEngine(program, schedule, devices=device)
+    ranks = replicas.pipelines()
+
+    def build_replica(replica: int) -> Engine:
+        own = [device[rank % len(device)] for rank in ranks[replica]]
+        return MpmdEngine(program, schedule, devices=own, home=device[0])
+
+    return ReplicatedEngine(replicas, program, build_replica)
 
 
 def agree(

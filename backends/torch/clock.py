@@ -5,12 +5,12 @@ import time
 
 import torch
 
-from plait.backends.torch.process_group import Group
+from plait.backends.torch.process_group import Members
 
 ROUNDS = 20
 
 
-def clock_offset(group: Group, device: torch.device) -> float:
+def clock_offset(group: Members, device: torch.device) -> float:
     """What to add to this rank's `time.perf_counter` for that of rank 0. All ranks call it at once.
 
     Told by the exchange with the shortest round trip; 0 where it is less than half of that, which is as much as can be

@@ -10,8 +10,10 @@ from itertools import chain
 from typing import Any, TypeVar
 
 import torch
+from torch.distributed import Work
 
 from plait.backends.messages import largest_messages, num_bytes, stage_elsewhere
+from plait.backends.replicas import Replicas, check_replicable, interleave
 from plait.backends.runtime import Spans, StepInputs, StepOutputs
 from plait.backends.spans import Recorder, by_rank
 from plait.backends.step import Step
@@ -24,10 +26,12 @@ from plait.backends.timing import (
 from plait.backends.torch.clock import clock_offset
 from plait.backends.torch.engine_local import TorchArrays, compile_plan, sum_losses
 from plait.backends.torch.mail import Mail
-from plait.backends.torch.process_group import group
+from plait.backends.torch.process_group import Members, group
 from plait.core_ir.errors import UsageError
 from plait.core_ir.program import EdgeKind, Program
 from plait.core_ir.schedule.ir import Action
+from plait.core_ir.schedule.kinds import REDUCE_GRAD
+from plait.core_ir.schedule.rewrite import add_reductions
 from plait.core_ir.schedule.schedule import Schedule
 from plait.core_ir.schedule.times import Times
 
@@ -38,17 +42,33 @@ class DistributedEngine:
     """Runs this process's rank of a schedule."""
 
     def __init__(
-        self, program: Program, schedule: Schedule, *, device: torch.device, codegen: str
+        self,
+        program: Program,
+        schedule: Schedule,
+        *,
+        device: torch.device,
+        codegen: str,
+        replicas: Replicas | None = None,
     ) -> None:
         started = time.perf_counter()
         self.group = group()
-        if self.group.size != schedule.num_ranks:
+        needed = schedule.num_ranks if replicas is None else replicas.num_ranks
+        if self.group.size != needed:
             raise UsageError(
-                f"the schedule is for {schedule.num_ranks} ranks, but the process group has {self.group.size}; start "
-                f"{schedule.num_ranks} processes, or cut the model into another number of stages"
+                f"the schedule is for {schedule.num_ranks} ranks"
+                + ("" if replicas is None else f", the mesh for {replicas.count} times as many")
+                + f", but the process group has {self.group.size}; start {needed} processes, or cut the model into "
+                "another number of stages"
             )
+        self.pipe: Members = self.group
+        """The ranks of this replica's pipeline."""
+        self._replicas, self._twins = replicas, None
+        if replicas is not None:
+            check_replicable(program)
+            self.pipe = self.group.part(replicas.pipelines())
+            self._twins = self.group.part(replicas.ranks)
         self.arrays = TorchArrays(device)
-        self.stages = tuple(s for s, r in enumerate(schedule.placement) if r == self.group.rank)
+        self.stages = tuple(s for s, r in enumerate(schedule.placement) if r == self.pipe.rank)
         self._program, self._placement = program, schedule.placement
         self.reschedule(schedule)
         self._plan = compile_plan(program, self.stages, device=device, codegen=codegen)
@@ -56,8 +76,11 @@ class DistributedEngine:
 
     def reschedule(self, schedule: Schedule) -> None:
         """Go on under another order of the same tasks, each stage on the rank where it is; alike on every rank."""
-        edges, rank = self._program.edge_kinds(), self.group.rank
-        self._actions = schedule.lower(edges).rank(rank)
+        edges, rank = self._program.edge_kinds(), self.pipe.rank
+        lowered = schedule.lower(edges)
+        if self._twins is not None:
+            lowered = add_reductions(lowered)
+        self._actions = lowered.rank(rank)
         self._forward_actions = schedule.forward_only().lower(edges).rank(rank)
 
     def agree(self, error: Exception | None) -> None:
@@ -70,7 +93,7 @@ class DistributedEngine:
 
         ExecutionError on every rank, naming rank, stage, microbatch and action, where one of them fails.
         """
-        step = Step(self._plan, inputs)
+        step = Step(self._plan, self._own(inputs))
         self._execute(step, self._actions if inputs.backward else self._forward_actions)
         try:
             return self._collect(step)
@@ -82,12 +105,12 @@ class DistributedEngine:
         """Tasks and messages of some steps, as all ranks ran them at once."""
         latency, alone = self._transfers()
         timer = TaskTimer(self.arrays.wait)
-        offset = clock_offset(self.group, self.arrays.device)
-        for step in timer.steps(self._plan, inputs):
+        offset = clock_offset(self.pipe, self.arrays.device)
+        for step in timer.steps(self._plan, self._own(inputs)):
             self.agree(None)  # all begin together
             self._execute(step, self._actions)
-        rounds = _joined(self.group.gather(timer.shifted(offset)))
-        pair_rounds = _joined(self.group.gather(timer.pair_rounds))
+        rounds = _joined(self.pipe.gather(timer.shifted(offset)))
+        pair_rounds = _joined(self.pipe.gather(timer.pair_rounds))
         transfer = transfer_times(rounds, self._program, self._placement, alone)
         return task_times(
             rounds,
@@ -101,14 +124,20 @@ class DistributedEngine:
     def measure(self, inputs: StepInputs) -> Spans:
         """As the actions of all ranks ran, by the clock of rank 0; what an action waits for is not part of it."""
         self.run(inputs)
-        offset = clock_offset(self.group, self.arrays.device)
+        offset = clock_offset(self.pipe, self.arrays.device)
         self.agree(None)  # all begin together
         recorder = Recorder(self.arrays.wait)
-        self._execute(Step(self._plan, inputs), self._actions, recorder.run)
-        everywhere = self.group.gather((recorder.began + offset, recorder.shifted(offset)))
+        self._execute(Step(self._plan, self._own(inputs)), self._actions, recorder.run)
+        everywhere = self.pipe.gather((recorder.began + offset, recorder.shifted(offset)))
         began = min(begun for begun, _ in everywhere)
         spans = (span for _, own in everywhere for span in own)
         return by_rank(spans, self._placement, began)
+
+    def _own(self, inputs: StepInputs) -> StepInputs:
+        """This replica's part of a step."""
+        if self._replicas is None or self._twins is None:
+            return inputs
+        return self._replicas.own(inputs, self._twins.rank)
 
     def _execute(
         self,
@@ -116,7 +145,7 @@ class DistributedEngine:
         actions: Sequence[Action],
         compute: Callable[[Step, Action], object] = Step.compute,
     ) -> None:
-        mail = Mail(self._program, self._placement, self.group, self.arrays.device)
+        mail = Mail(self._program, self._placement, self.pipe, self.arrays.device)
         action: Action | None = None
         row = deque(actions)
 
@@ -126,6 +155,7 @@ class DistributedEngine:
                 _move(step, mail, row.popleft())
 
         step.after_part = move_what_is_ready
+        sums: list[Work] = []
         try:
             while row:
                 action = row.popleft()
@@ -135,9 +165,19 @@ class DistributedEngine:
                     for part in action.parts:
                         self._open_mail(step, mail, part)
                     compute(step, action)
+                elif action.kind is REDUCE_GRAD:
+                    sums += self._start_sums(step, action.stage)
             mail.finish()
+            for work in sums:
+                work.wait()
         except Exception as error:
             self.group.fail(error, f"in {_described(action)}")
+
+    def _start_sums(self, step: Step, stage: int | None) -> list[Work]:
+        """Begin to add a stage's gradients over replicas, in one order on all of them."""
+        assert self._twins is not None
+        own = sorted(key for key in step.gradients() if key[0] == stage)
+        return [self._twins.start_sum(step.gradients()[key]) for key in own]
 
     def _open_mail(self, step: Step, mail: Mail, task: Action) -> None:
         """Wait for the messages that a task reads, and hand them over."""
@@ -158,12 +198,19 @@ class DistributedEngine:
             for _, value in forward.outputs_of("loss"):
                 if loss is None:
                     loss = self.arrays.zeros(value.type, stage.index)
-                self.group.broadcast(loss, maker)
+                self.pipe.broadcast(loss, maker)
             for name, value in forward.outputs_of("aux"):
                 if name not in aux:
                     stacked = value.type.with_shape((count, *value.type.shape))
                     aux[name] = self.arrays.zeros(stacked, stage.index)
-                self.group.broadcast(aux[name], maker)
+                self.pipe.broadcast(aux[name], maker)
+        if self._twins is not None:
+            if loss is not None:
+                self._twins.sum(loss)
+            aux = {
+                name: interleave(self._twins.gather_tensor(aux[name]), self.arrays)
+                for name in sorted(aux)
+            }
         partials = step.gradients()
         shared = self._program.shared_params
         grads = {name: grad for (_, name), grad in partials.items() if name not in shared}
@@ -179,7 +226,7 @@ class DistributedEngine:
         sums: dict[str, torch.Tensor] = {}
         for name, stages in self._program.shared_params.items():
             holders = sorted({self._placement[s] for s in stages})
-            if self.group.rank not in holders:
+            if self.pipe.rank not in holders:
                 continue
             for stage in stages:
                 outputs = self._program.task(stage, "B").outputs_of("param_grad")
@@ -197,12 +244,12 @@ class DistributedEngine:
     ) -> torch.Tensor:
         """The partial that `stage` made, on each of its holders."""
         maker = self._placement[stage]
-        if maker == self.group.rank:
+        if maker == self.pipe.rank:
             partial = partials[stage, name]
-            works = [self.group.isend(partial, other) for other in holders if other != maker]
+            works = [self.pipe.isend(partial, other) for other in holders if other != maker]
         else:
             partial = self.arrays.zeros(self._program.param_types[name], stage)
-            works = [self.group.irecv(partial, maker)]
+            works = [self.pipe.irecv(partial, maker)]
         for work in works:
             work.wait()
         return partial
@@ -217,7 +264,7 @@ class DistributedEngine:
             )
             for pair, types in largest_messages(self._program).items()
         }
-        if self.group.size == 1 or not pairs:
+        if self.pipe.size == 1 or not pairs:
             return 0.0, dict.fromkeys(pairs, 0.0)
         latency = self._message_seconds(0, 1, 1)
         return latency, {
@@ -230,16 +277,16 @@ class DistributedEngine:
         message = torch.zeros(size, dtype=torch.uint8, device=self.arrays.device)
 
         def there_and_back() -> None:
-            if self.group.rank == sender:
-                self.group.isend(message, receiver).wait()
-                self.group.irecv(message, receiver).wait()
-            elif self.group.rank == receiver:
-                self.group.irecv(message, sender).wait()
-                self.group.isend(message, sender).wait()
+            if self.pipe.rank == sender:
+                self.pipe.isend(message, receiver).wait()
+                self.pipe.irecv(message, receiver).wait()
+            elif self.pipe.rank == receiver:
+                self.pipe.irecv(message, sender).wait()
+                self.pipe.isend(message, sender).wait()
             self.arrays.wait()
 
         self.agree(None)
-        return self.group.gather(median_seconds(there_and_back) / 2)[sender]
+        return self.pipe.gather(median_seconds(there_and_back) / 2)[sender]
 
 
 def _joined(of_ranks: Sequence[Sequence[Iterable[_T]]]) -> list[list[_T]]:

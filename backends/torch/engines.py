@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from plait.backends.replicas import Replicas, ReplicatedEngine
 from plait.backends.runtime import Engine
 from plait.backends.torch.engine_distributed import DistributedEngine
 from plait.backends.torch.engine_local import LocalEngine
@@ -54,11 +55,15 @@ def build(
     engine: str,
     device: torch.device,
     codegen: str,
+    replicas: Replicas | None = None,
 ) -> Engine:
-    """Compile a program under a schedule."""
+    """Compile a program under a schedule, and as many replicas of it as there are."""
     if engine == "distributed":
-        return DistributedEngine(program, schedule, device=device, codegen=codegen)
-    return LocalEngine(program, schedule, device=device, codegen=codegen)
+        return DistributedEngine(
+            program, schedule, device=device, codegen=codegen, replicas=replicas
+        )
+    local = LocalEngine(program, schedule, device=device, codegen=codegen)
+    return local if replicas is None else ReplicatedEngine(replicas, program, lambda _: local)
 
 
 def tell_other_ranks(error: Exception) -> None:

@@ -8,7 +8,7 @@ from torch.distributed import Work
 
 from plait.backends.messages import message_types, num_bytes
 from plait.backends.torch.arrays import torch_dtype
-from plait.backends.torch.process_group import Group
+from plait.backends.torch.process_group import Members
 from plait.core_ir.program import EdgeKind, Program
 from plait.core_ir.types import TensorType
 
@@ -21,7 +21,7 @@ class Mail:
     """Sends and receives between the stages of a program, as placed on ranks."""
 
     def __init__(
-        self, program: Program, placement: Sequence[int], group: Group, device: torch.device
+        self, program: Program, placement: Sequence[int], group: Members, device: torch.device
     ) -> None:
         self._program, self._placement = program, placement
         self._group, self._device = group, device

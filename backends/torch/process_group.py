@@ -11,7 +11,7 @@ agent keeps alive when a rank dies). Tested with torch 2.13.
 import itertools
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
 
 import torch
@@ -27,48 +27,88 @@ WORD_SECONDS = 5.0
 """How long a rank waits for the word of another that failed first, and for its own to be read."""
 
 
-class Group:
-    """All ranks of the run. Made on every rank at once."""
+class Members:
+    """Some ranks of the run, numbered from 0 on among themselves, and what they send each other."""
 
-    def __init__(self) -> None:
-        _meet()
-        self._group: dist.ProcessGroup | None = dist.new_group(group_desc=NAME)
-        self.rank = dist.get_rank()
-        self.size = dist.get_world_size()
-        self._store = PrefixStore(f"{NAME}:{next(_numbers)}", _get_default_store())
+    def __init__(self, ranks: Sequence[int], group: dist.ProcessGroup) -> None:
+        self._ranks = tuple(ranks)
+        self._group: dist.ProcessGroup | None = group
+        self.rank = self._ranks.index(dist.get_rank())
+        self.size = len(self._ranks)
 
     @property
     def is_open(self) -> bool:
         """Whether no rank has failed."""
         return self._group is not None
 
-    # Messages.
-
     def isend(self, tensor: torch.Tensor, rank: int) -> dist.Work:
         """Begin to send."""
-        work = dist.isend(tensor, rank, group=self._group)
+        work = dist.isend(tensor, self._ranks[rank], group=self._group)
         assert work is not None
         return work
 
     def irecv(self, tensor: torch.Tensor, rank: int) -> dist.Work:
         """Begin to receive."""
-        work = dist.irecv(tensor, rank, group=self._group)
+        work = dist.irecv(tensor, self._ranks[rank], group=self._group)
         assert work is not None
         return work
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> None:
         """The tensor of `source`, on every rank."""
-        dist.broadcast(tensor, source, group=self._group)
+        dist.broadcast(tensor, self._ranks[source], group=self._group)
 
     def sum(self, tensor: torch.Tensor) -> None:
         """The sum over ranks, on every rank."""
         dist.all_reduce(tensor, group=self._group)
+
+    def start_sum(self, tensor: torch.Tensor) -> dist.Work:
+        """Begin to sum over ranks, in place."""
+        work: dist.Work = dist.all_reduce(tensor, group=self._group, async_op=True)
+        return work
+
+    def gather_tensor(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """The tensor of each rank, on every rank; all are of one type."""
+        tensors = [torch.empty_like(tensor) for _ in range(self.size)]
+        dist.all_gather(tensors, tensor, group=self._group)
+        return tensors
+
+    def close(self) -> None:
+        """Leave: whoever waits for this rank gets an error."""
+        if self._group is not None:
+            group, self._group = self._group, None
+            dist.destroy_process_group(group)
 
     def gather(self, item: T) -> list[T]:
         """What each rank passed, on every rank."""
         items: list[Any] = [None] * self.size
         dist.all_gather_object(items, item, group=self._group)
         return items
+
+
+class Group(Members):
+    """All ranks of the run. Made on every rank at once."""
+
+    def __init__(self) -> None:
+        _meet()
+        super().__init__(range(dist.get_world_size()), dist.new_group(group_desc=NAME))
+        self._store = PrefixStore(f"{NAME}:{next(_numbers)}", _get_default_store())
+        self._parts: dict[tuple[tuple[int, ...], ...], Members] = {}
+
+    def part(self, parts: Sequence[Sequence[int]]) -> Members:
+        """That of some disjoint parts of the ranks in which this one is. A collective call the first time."""
+        key = tuple(map(tuple, parts))
+        if key not in self._parts:
+            for ranks in key:  # every rank makes every group, in one order
+                made = dist.new_group(list(ranks), group_desc=NAME)
+                if self.rank in ranks:
+                    self._parts[key] = Members(ranks, made)
+        return self._parts[key]
+
+    def close(self) -> None:
+        """Leave all groups."""
+        for part in self._parts.values():
+            part.close()
+        super().close()
 
     # Agreement.
 
@@ -81,7 +121,7 @@ class Group:
         try:
             self.sum(failed)
         except RuntimeError as lost:
-            self._group_closed()
+            self.close()
             raise ExecutionError(f"{_ended(self.rank)}, before all had agreed: {lost}") from lost
         if not int(failed.item()):
             return
@@ -120,7 +160,7 @@ class Group:
         who = _ended(self.rank) if lost_peer else f"rank {self.rank} failed first"
         own = json.dumps({"rank": self.rank, "said": f"{who}, {doing}: {error}"})
         first = json.loads(self._first_word(own, patient=lost_peer))
-        self._group_closed()
+        self.close()
         if first["rank"] == self.rank:
             raise ExecutionError(first["said"]) from error
         raise ExecutionError(f"{first['said']} (rank {self.rank} stopped, {doing})") from error
@@ -135,16 +175,11 @@ class Group:
             if (
                 first == own
             ):  # stay until the others have read it: this rank may be keeping the store
-                self._group_closed()
+                self.close()
                 _wait_until(lambda: self._store.add("heard", 0) >= self.size, WORD_SECONDS)
             return first
         except (RuntimeError, ValueError):  # the store is gone with the rank that kept it
             return own
-
-    def _group_closed(self) -> None:
-        if self._group is not None:
-            group, self._group = self._group, None
-            dist.destroy_process_group(group)
 
 
 def _meet() -> None:

@@ -149,7 +149,7 @@ class Store:
             for name in self._program.shared_params
             if name in self._parameters and name not in self._unfilled
         }
-        everywhere = self._engine.group.gather(own)
+        everywhere = self._engine.pipe.gather(own)
         for name in self._program.shared_params:
             values = {rank: held[name] for rank, held in enumerate(everywhere) if name in held}
             if len(set(values.values())) > 1:
@@ -171,7 +171,7 @@ class Store:
                 norm = torch.linalg.vector_norm(grad, dtype=torch.float32)
                 total += norm.to(device=device, dtype=torch.float64) ** 2
         if isinstance(self._engine, DistributedEngine):
-            self._engine.group.sum(total)
+            self._engine.pipe.sum(total)
         norm = total.sqrt().to(torch.float32)
         scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
         for grad in grads.values():

@@ -7,11 +7,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plait.core_ir.schedule.ir import ActionTable, IntArray
-from plait.core_ir.schedule.kinds import IS_MESSAGE, KINDS, OPT, F
+from plait.core_ir.schedule.kinds import (
+    IS_MESSAGE,
+    KINDS,
+    OPT,
+    OVERLAP_F_B,
+    REDUCE_GRAD,
+    F,
+)
 
 Table = TypeVar("Table", bound=ActionTable)
 
 _IS_FORWARD = np.array([kind.forward for kind in KINDS])
+_WEIGHT_GRADIENT = np.array([kind.weight_gradient for kind in KINDS])
 
 
 def strip_messages(table: Table) -> Table:
@@ -40,6 +48,19 @@ def add_optimizer(table: Table) -> Table:
     columns = np.full((4, len(ranks)), -1)
     columns[0] = OPT.code
     return insert(table, table.offsets[ranks + 1], ranks, columns)
+
+
+def add_reductions(table: Table) -> Table:
+    """The schedule with a REDUCE_GRAD behind the last weight gradient of every stage."""
+    is_pair = table.kind == OVERLAP_F_B.code
+    weight = np.flatnonzero(_WEIGHT_GRADIENT[table.kind])
+    stage = np.where(is_pair, table.other_stage, table.stage)
+    last = np.full(table.num_stages, -1)
+    last[stage[weight]] = weight
+    stages = np.flatnonzero(last >= 0)
+    columns = np.full((4, len(stages)), -1)
+    columns[0], columns[1] = REDUCE_GRAD.code, stages
+    return insert(table, last[stages] + 1, np.array(table.placement)[stages], columns)
 
 
 def keep(table: Table, wanted: NDArray[np.bool_]) -> Table:

@@ -243,6 +243,45 @@ def auto() -> None:
         assert (grad is None and same[name] is None) or torch.equal(grad, same[name]), name
 
 
+def data_parallel() -> None:
+    """Two replicas of two ranks, either axis first: loss, aux, gradients and their norm are the plain model's."""
+    wanted_loss, plain = reference()
+    wanted = dict(plain.named_parameters())
+    norm = nn.utils.get_total_norm([p.grad for p in wanted.values() if p.grad is not None])
+
+    def loss_fn(model: nn.Module, part: Any) -> Any:
+        return llama.loss_fn(model, part), part["tokens"][:, 0]
+
+    for mesh, schedule in (
+        ({"stage": 2, "data": 2}, "zb-h1"),
+        ({"data": 2, "stage": 2}, "dualpipev"),
+    ):
+        stages = 4 if schedule == "dualpipev" else 2
+        pipeline = plait.compile(
+            loss_fn,
+            llama.build(CONFIG, seed=0),
+            batch(),
+            split=[f"layers.{i}" for i in CONFIG.cuts(stages)],
+            schedule=schedule,
+            num_microbatches=NUM_MICROBATCHES,
+            mesh=mesh,
+            has_aux=True,
+            codegen="eager",
+        )
+        loss, aux = pipeline.step(batch())
+        assert abs(float(loss) - wanted_loss) < 1e-6 * wanted_loss
+        assert torch.equal(aux.flatten(), batch()["tokens"][:, 0])
+        for name, parameter in pipeline.named_parameters():
+            torch.testing.assert_close(
+                parameter.grad, wanted[name].grad, rtol=1e-4, atol=1e-6, msg=name
+            )
+        torch.testing.assert_close(pipeline.clip_grad_norm_(1e9), norm, rtol=1e-5, atol=0)
+        pipeline.profile(batch())
+        assert pipeline.measure(batch()).makespan > 0
+        place = dist.get_rank() // 2 if next(iter(mesh)) == "stage" else dist.get_rank() % 2
+        assert all(pipeline.schedule.placement[s] == place for s in pipeline.engine.stages)
+
+
 def measure() -> None:
     """Every rank returns when the actions of all ranks ran, by one clock: none before what it reads of another rank."""
     model = llama.build(CONFIG, seed=0)
@@ -375,6 +414,7 @@ if __name__ == "__main__":
         different,
         profile,
         auto,
+        data_parallel,
         aux,
         user_error,
         different_values,

@@ -19,6 +19,7 @@ SCRIPT = Path(__file__).with_name("distributed_runs.py")
         ("different", 2),
         ("profile", 2),
         ("auto", 2),
+        ("data_parallel", 4),
         ("aux", 2),
         ("user_error", 2),
         ("different_values", 2),

@@ -11,12 +11,14 @@ from plait.core_ir.schedule import Action, Edge, Schedule, build
 from plait.core_ir.schedule.kinds import (
     RECV_B,
     RECV_F,
+    REDUCE_GRAD,
     SEND_B,
     SEND_F,
     B,
     F,
     I,
 )
+from plait.core_ir.schedule.rewrite import add_reductions
 
 SEEDS = st.integers(0, 2**32)
 
@@ -212,3 +214,25 @@ def test_the_oracles_see_a_deadlock():
     edges = (Edge(0, 1, "activation"), Edge(1, 0, "gradient"))
     assert not blocking_run_ends(rows_of(schedule))
     assert not posting_run_ends(schedule, edges)
+
+
+def test_gradients_are_reduced_behind_the_last_weight_gradient_of_a_stage() -> None:
+    for name in ("1f1b", "zb-h1", "zbv", "dualpipev", "gpipe"):
+        schedule = build(name, 2, 4)
+        reduced = add_reductions(schedule.lower())
+        assert [a for r in (0, 1) for a in reduced.rank(r) if a.kind is not REDUCE_GRAD] == [
+            a for r in (0, 1) for a in schedule.lower().rank(r)
+        ]
+        for rank in (0, 1):
+            row = reduced.rank(rank)
+            stages = [s for s, placed in enumerate(schedule.placement) if placed == rank]
+            assert sorted(a.stage for a in row if a.kind is REDUCE_GRAD) == stages
+            for at, action in enumerate(row):
+                if action.kind is REDUCE_GRAD:
+                    before = row[at - 1].parts[-1]
+                    assert (before.stage, before.microbatch) == (action.stage, 3)
+                    assert before.kind.weight_gradient
+                    later = [part for a in row[at:] for part in a.parts]
+                    assert not any(
+                        p.stage == action.stage and p.kind.weight_gradient for p in later
+                    )
