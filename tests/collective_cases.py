@@ -11,12 +11,15 @@ import numpy as np
 from op_families.case import ALL, Tolerance, assert_close, edges, named, random
 
 from plait.core_ir.build import Builder
-from plait.core_ir.graph import Graph
+from plait.core_ir.graph import Eqn, Graph
 from plait.core_ir.interpret_ranks import interpret_ranks
 from plait.core_ir.op import Array
 from plait.core_ir.ops import collective as ops
 from plait.core_ir.ops.control import scan
 from plait.core_ir.ops.elementwise import add, neg
+from plait.core_ir.parse import parse_graph
+from plait.core_ir.passes.multiplex import multiplex
+from plait.core_ir.passes.overlap import overlap
 from plait.core_ir.types import DType, type_of
 
 
@@ -204,3 +207,30 @@ def _two_axes(size: int) -> RanksCase:
     b.output(b(ops.axis_index, axis="model", size=2))
     mesh = {"data": size // 2, "model": 2}
     return RanksCase("axes", b.build(), tuple((a,) for a in arrays), mesh)
+
+
+HALF = """plait.ir 1
+
+graph @{name}(%x: f32[64, 64] {{activation "x"}}, %w: f32[64, 64] {{param "w"}})
+    -> (%y: f32[64, 64] {{{role} "y"}}) {{
+  %a: f32[64, 64] = dot_general(%x, %w) {{batch=[[], []], contract=[[1], [0]]}}
+  %h: async<f32[64, 64]> = all_to_all(%a) {{axis="expert", concat_dim=0, size=2, split_dim=0}}
+  %b: f32[64, 64] = wait(%h)
+  %c: f32[64, 64] = tanh(%b)
+  %d: f32[64, 64] = dot_general(%c, %w) {{batch=[[], []], contract=[[1], [0]]}}
+  %k: async<f32[64, 64]> = all_to_all(%d) {{axis="expert", concat_dim=0, size=2, split_dim=0}}
+  %y: f32[64, 64] = wait(%k)
+}}
+"""
+"""What an expert layer does: a product, dispatch, the experts, combine."""
+
+
+def slow_exchange(eqn: Eqn) -> float:
+    return {"dot_general": 4.0, "all_to_all": 4.0}.get(eqn.op.name, 0.1)
+
+
+def overlapped_pair() -> Graph:
+    """Two such halves in one graph over the axis "expert" of 2, ordered so that each hides the other's exchanges."""
+    forward = parse_graph(HALF.format(name="m.stage1.forward", role="activation"))
+    backward = parse_graph(HALF.format(name="m.stage0.backward", role="gradient"))
+    return overlap(multiplex(forward, backward), slow_exchange)

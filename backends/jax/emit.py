@@ -15,14 +15,19 @@ from plait.backends.jax import (
     emit_reduce,
     emit_shape,
 )
+from plait.backends.jax.private import barrier
 from plait.backends.jax.rule import Table
 from plait.core_ir.errors import UnsupportedError
 from plait.core_ir.graph import Graph, Value
+from plait.core_ir.ops.collective import STARTS, wait
 from plait.core_ir.types import dtype_of
 
 
 def emit(graph: Graph) -> Callable[..., tuple[jax.Array, ...]]:
     """The graph as a function of arrays, one for each input in order; it gives the outputs in order.
+
+    The order of a graph that communicates is kept where it counts: what a `wait` gives stands behind a barrier with the
+    last that was computed before it, so that XLA cannot end the collective before what is to hide it.
 
     Traceable under `jit`; trace it inside `jax.enable_x64(True)`, or 64-bit types become 32-bit ones.
 
@@ -37,9 +42,14 @@ def emit(graph: Graph) -> Callable[..., tuple[jax.Array, ...]]:
 
     def run(*arrays: jax.Array) -> tuple[jax.Array, ...]:
         known: dict[Value, jax.Array] = dict(zip(graph.inputs, arrays, strict=True))
+        computed: tuple[jax.Array, ...] = ()
         for eqn in graph.eqns:
             operands = [known[v] for v in eqn.operands]
+            if eqn.op is wait:
+                operands = list(barrier((*operands, *computed))[:1])
             results = TABLE[eqn.op](eqn, operands)
+            if eqn.op is not wait and eqn.op not in STARTS and not eqn.op.movement:
+                computed = results[:1]
             for value, result in zip(eqn.results, results, strict=True):
                 if result.shape != value.type.shape or dtype_of(result.dtype) != value.type.dtype:
                     raise UnsupportedError(

@@ -1,11 +1,12 @@
 """Collectives under shard_map on host devices, against their meaning on all ranks."""
 
 import math
+import re
 
 import jax
 import numpy as np
 import pytest
-from collective_cases import RanksCase, cases
+from collective_cases import RanksCase, cases, overlapped_pair
 from jax.sharding import AxisType, PartitionSpec
 
 from plait.backends.jax.emit import emit
@@ -44,3 +45,32 @@ def run(case: RanksCase) -> list[list[Array]]:
 @pytest.mark.parametrize("case", cases(4), ids=lambda case: case.name)
 def test_collectives_on_four_devices(case: RanksCase) -> None:
     case.check(run(case))
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_the_order_of_an_overlapped_pair_is_lowered(platform: str) -> None:
+    """Between each exchange and the barrier that its result stands behind is a product, which the barrier waits for."""
+    pair = overlapped_pair()
+    mesh = jax.make_mesh((2,), ("expert",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
+    function = jax.shard_map(
+        emit(pair),
+        mesh=mesh,
+        in_specs=PartitionSpec("expert"),
+        out_specs=PartitionSpec("expert"),
+        check_vma=False,
+    )
+    operands = [np.zeros((128, 64), np.float32) for _ in pair.inputs]
+    text = jax.jit(function).trace(*operands).lower(lowering_platforms=(platform,)).as_text()
+    names = {
+        "all_to_all": "all_to_all",
+        "optimization_barrier": "wait",
+        "dot_general": "dot_general",
+    }
+    found = re.findall(r"stablehlo\.(all_to_all|optimization_barrier|dot_general)\b", text)
+    assert [names[name] for name in found] == [
+        eqn.op.name for eqn in pair.eqns if eqn.op.name in names.values()
+    ]
+    products = set(re.findall(r"(%\w+) = stablehlo\.(?:dot_general|tanh)", text))
+    held = re.findall(r"stablehlo\.optimization_barrier (%\w+), (%\w+)", text)
+    assert len(held) == 4
+    assert all(computed in products for _, computed in held)

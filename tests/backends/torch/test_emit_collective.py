@@ -4,16 +4,12 @@ import os
 from pathlib import Path
 
 import pytest
-from collective_cases import RanksCase, cases
+from collective_cases import RanksCase, cases, overlapped_pair
 from process_group import run_ranks
 from torch import Tensor
 
 from plait.backends.torch.emit import trace
 from plait.backends.torch.mesh_groups import release_axis
-from plait.core_ir.graph import Eqn
-from plait.core_ir.parse import parse_graph
-from plait.core_ir.passes.multiplex import multiplex
-from plait.core_ir.passes.overlap import overlap
 from plait.core_ir.text import print_graph
 
 SCRIPT = Path(__file__).with_name("collective_runs.py")
@@ -33,32 +29,10 @@ def test_collectives_between_ranks(
         assert finished.stdout.endswith("done\n")
 
 
-HALF = """plait.ir 1
-
-graph @{name}(%x: f32[64, 64] {{activation "x"}}, %w: f32[64, 64] {{param "w"}})
-    -> (%y: f32[64, 64] {{{role} "y"}}) {{
-  %a: f32[64, 64] = dot_general(%x, %w) {{batch=[[], []], contract=[[1], [0]]}}
-  %h: async<f32[64, 64]> = all_to_all(%a) {{axis="expert", concat_dim=0, size=2, split_dim=0}}
-  %b: f32[64, 64] = wait(%h)
-  %c: f32[64, 64] = tanh(%b)
-  %d: f32[64, 64] = dot_general(%c, %w) {{batch=[[], []], contract=[[1], [0]]}}
-  %k: async<f32[64, 64]> = all_to_all(%d) {{axis="expert", concat_dim=0, size=2, split_dim=0}}
-  %y: f32[64, 64] = wait(%k)
-}}
-"""
-"""What an expert layer does: a product, dispatch, the experts, combine."""
-
-
-def slow_exchange(eqn: Eqn) -> float:
-    return {"dot_general": 4.0, "all_to_all": 4.0}.get(eqn.op.name, 0.1)
-
-
 def test_inductor_keeps_the_order_of_an_overlapped_pair(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forward = parse_graph(HALF.format(name="m.stage1.forward", role="activation"))
-    backward = parse_graph(HALF.format(name="m.stage0.backward", role="gradient"))
-    pair = overlap(multiplex(forward, backward), slow_exchange)
+    pair = overlapped_pair()
     order = [eqn.op.name for eqn in pair.eqns if eqn.op.name != "tanh"]
     # Between each half's first start and its wait stands a product of the other half.
     assert order[:5] == ["dot_general", "all_to_all", "dot_general", "all_to_all", "wait"]
