@@ -49,7 +49,7 @@ def emit(graph: Graph) -> Callable[..., tuple[jax.Array, ...]]:
                 operands = list(barrier((*operands, *computed))[:1])
             results = TABLE[eqn.op](eqn, operands)
             if eqn.op is not wait and eqn.op not in STARTS and not eqn.op.movement:
-                computed = results[:1]
+                computed = tuple(results[:1])
             for value, result in zip(eqn.results, results, strict=True):
                 if result.shape != value.type.shape or dtype_of(result.dtype) != value.type.dtype:
                     raise UnsupportedError(
