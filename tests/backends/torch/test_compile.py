@@ -290,7 +290,7 @@ def test_op_that_torch_cannot_compute_is_named_with_task_and_line() -> None:
 def test_failure_of_inductor_names_the_task_and_the_way_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise RuntimeError("no kernel for this")
 
     monkeypatch.setattr(compiling, "compile_graph", fail)
@@ -299,7 +299,7 @@ def test_failure_of_inductor_names_the_task_and_the_way_out(
 
 
 def test_failure_of_eager_code_does_not_send_to_eager_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise RuntimeError("no kernel for this")
 
     monkeypatch.setattr(compiling, "trace", fail)
