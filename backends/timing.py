@@ -119,7 +119,7 @@ def task_times(
     pairs = _over_rounds(pair_rounds)
     apart = map(sum, zip(f, i, w, strict=True))
     fb = [pairs.get(stage, seconds) for stage, seconds in enumerate(apart)] if pairs else None
-    return Times(f=f, i=i, w=w, fb=fb, comm=comm, transfer=transfer)
+    return Times(f=f, i=i, w=w, fb=fb, comm=comm, transfer=transfer, early=True)
 
 
 def transfer_times(

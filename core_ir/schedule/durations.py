@@ -31,6 +31,28 @@ def durations(table: ActionTable, times: Times) -> FloatArray:
     return duration
 
 
+def left_behind(table: ActionTable, times: Times, duration: FloatArray) -> FloatArray:
+    """How long before its end each action has what it sends: [2, actions], activations and gradients.
+
+    Of an action of several parts, each takes its share of the action's time: I, then F, then W.
+    """
+    behind = np.zeros((2, table.num_actions))
+    if not times.early:
+        return behind
+    f, i, w = (
+        per_stage(value, table.num_stages, f"Times.{name}")
+        for name, value in (("f", times.f), ("i", times.i), ("w", times.w))
+    )
+    pair = table.kind == OVERLAP_F_B.code
+    backward = np.where(pair, table.other_stage, table.stage)
+    own_f = np.where(pair, f[table.stage], 0.0)
+    whole = own_f + i[backward] + w[backward]
+    share = np.divide(duration, whole, out=np.zeros_like(whole), where=whole > 0)
+    behind[0] = np.where(pair, w[backward], 0.0) * share
+    behind[1] = np.where(pair | (table.kind == B.code), own_f + w[backward], 0.0) * share
+    return behind
+
+
 def compute_times(
     table: ActionTable, waits: Waits, duration: FloatArray
 ) -> tuple[FloatArray, FloatArray]:

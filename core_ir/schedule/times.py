@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plait.core_ir.errors import ScheduleError
-from plait.core_ir.schedule.checks import checked_count
+from plait.core_ir.schedule.checks import check_is, checked_count
 
 FloatArray = NDArray[np.float64]
 PerStage = float | Sequence[float]
@@ -33,6 +33,10 @@ class Times:
     While a rank's lane is occupied, its computing takes `slowdown` times as long: 132 / (132 - 20)
     where 20 of 132 units move data, as in DualPipe (DeepSeek-V3, arXiv 2412.19437, section 3.2).
 
+    A message leaves when its action ends, as published figures assume; or, if `early`, when what it carries
+    is there: the gradient of a B after its I, that of a pair after the I of its backward, its activation
+    before the W.
+
     Raises `ScheduleError` for what is no time (negative, not finite, beyond 1e100), and for a slowdown
     below 1.
     """
@@ -46,6 +50,7 @@ class Times:
     optimizer: PerStage = 0.0
     transfer: PerEdge = field(default=0.0, hash=False)
     slowdown: float = 1.0
+    early: bool = False
 
     def __post_init__(self) -> None:
         _normalise(self)
@@ -120,6 +125,9 @@ def _normalise(costs: Times | Memory) -> None:
     """Turn numbers into floats, sequences into tuples and mappings into dicts of them, in place."""
     for column in fields(costs):
         value = getattr(costs, column.name)
+        if column.name == "early":
+            check_is(value, bool, "Times.early", "True or False")
+            continue
         if value is None and column.default is None:
             continue
         convert = _edge_numbers if column.name in ("comm", "transfer") else _stage_numbers

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from plait.core_ir.schedule.dependencies import Waits, cross_rank_waits, locate_tasks
+from plait.core_ir.schedule.durations import durations, left_behind
 from plait.core_ir.schedule.edges import Edge, sending_order
 from plait.core_ir.schedule.ir import ActionTable, IntArray
 from plait.core_ir.schedule.times import FloatArray, Times, per_edge
@@ -46,11 +47,14 @@ def timed_with_transfers(
     Raises `ScheduleError` when actions wait for each other in a circle.
     """
     latency, occupied = _edge_costs(table, edges, times)
-    delay = latency[waits.edge]
+    behind = left_behind(table, times, duration)
+    delay = latency[waits.edge] - _behind(waits.source, waits.edge, edges, behind)
     lanes = Lanes(table.offsets, duration, waits.source, delay)
     if occupied.any():
         messages = _messages(waits, edges)
-        lanes = _with_sending_lanes(table, lanes, messages, occupied)
+        lanes = _with_sending_lanes(table, lanes, messages, occupied, latency)
+        ready = _behind(messages.producer, messages.edge, edges, behind)
+        lanes.delay[table.num_actions :, 0] = -ready
         if times.slowdown > 1:
             lanes = _slowed_by_sending(table, lanes, messages, times.slowdown)
     start, end = earliest_times(lanes, table.name, table.where)
@@ -63,7 +67,8 @@ def trace_transfers(
     """The messages of a schedule without messages whose actions end at `end`."""
     latency, occupied = _edge_costs(table, edges, times)
     messages = _messages(cross_rank_waits(table, locate_tasks(table), edges), edges)
-    start = end[messages.producer]
+    behind = left_behind(table, times, durations(table, times))
+    start = end[messages.producer] - _behind(messages.producer, messages.edge, edges, behind)
     done = np.empty_like(start)
     # A lane is free at 0; its messages stand in the order of their producers, rank by rank.
     free = [0.0] * table.num_ranks
@@ -117,8 +122,21 @@ def _edge_costs(
     return costs[0], costs[1]
 
 
+def _behind(
+    producer: IntArray, edge: IntArray, edges: Sequence[Edge], behind: FloatArray
+) -> FloatArray:
+    """How long before the end of its producer each message is there; 0 along no edge."""
+    is_gradient = np.array([*(e.kind == "gradient" for e in edges), False]).astype(np.int64)
+    found: FloatArray = np.where(edge >= 0, behind[is_gradient[edge], producer], 0.0)
+    return found
+
+
 def _with_sending_lanes(
-    table: ActionTable, lanes: Lanes, messages: _Messages, occupied: FloatArray
+    table: ActionTable,
+    lanes: Lanes,
+    messages: _Messages,
+    occupied: FloatArray,
+    latency: FloatArray,
 ) -> Lanes:
     """Add a lane a rank for its messages: one waits for its producer, its consumer for it."""
     sent = np.bincount(table.rank_of_action[messages.producer], minlength=table.num_ranks)
@@ -128,7 +146,9 @@ def _with_sending_lanes(
     sources[messages.consumer, messages.slot] = np.arange(table.num_actions, len(sources))
     sources[table.num_actions :, 0] = messages.producer
     duration = np.concatenate([lanes.duration, occupied[messages.edge]])
-    return Lanes(offsets, duration, sources, np.pad(lanes.delay, added))
+    delay = np.pad(lanes.delay, added)
+    delay[messages.consumer, messages.slot] = latency[messages.edge]
+    return Lanes(offsets, duration, sources, delay)
 
 
 def _slowed_by_sending(

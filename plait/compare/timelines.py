@@ -12,7 +12,7 @@ from plait.core_ir.schedule.timeline import Timeline
 from plait.core_ir.schedule.times import Times
 
 _PER_EDGE = ("comm", "transfer")
-_DURATIONS = tuple(f.name for f in fields(Times) if f.name != "slowdown")
+_DURATIONS = tuple(f.name for f in fields(Times) if f.name not in ("slowdown", "early"))
 _MS = 1e3
 
 
