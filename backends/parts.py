@@ -16,10 +16,14 @@ Task: TypeAlias = Callable[[list[Any]], Sequence[Any]]
 
 @dataclass(frozen=True)
 class PartedTask:
-    """A task as its parts, in order, and each part compiled."""
+    """A task as its parts, in order, and each part compiled.
+
+    messages: for each, the numbers of the outputs that leave together; of a pair the backward's, then the forward's.
+    """
 
     parts: tuple[Part, ...]
     tasks: tuple[Task, ...]
+    messages: tuple[frozenset[int], ...] = ()
 
     @cached_property
     def _last_use(self) -> dict[int, int]:
@@ -50,15 +54,12 @@ def parted_pair(
     """The F&B task of a pair, cut where the gradient, and where the activation, can leave."""
     forward, backward = pair
     graph, before = program.pairs[pair], len(program.task(backward, "B").outputs)
-    parts = cut_at_messages(
-        graph,
-        [
-            _sent(program, backward, "gradient", 0),
-            _sent(program, forward, "activation", before),
-        ],
-        eqn_seconds,
+    messages = (
+        _sent(program, backward, "gradient", 0),
+        _sent(program, forward, "activation", before),
     )
-    return PartedTask(parts, tuple(compile_one(part.graph) for part in parts))
+    parts = cut_at_messages(graph, messages, eqn_seconds)
+    return PartedTask(parts, tuple(compile_one(part.graph) for part in parts), messages)
 
 
 def pairs_here(program: Program, stages: Iterable[int]) -> Iterator[tuple[int, int]]:
@@ -67,8 +68,8 @@ def pairs_here(program: Program, stages: Iterable[int]) -> Iterator[tuple[int, i
     return (pair for pair in program.pairs if here.issuperset(pair))
 
 
-def _sent(program: Program, stage: int, kind: EdgeKind, offset: int) -> list[int]:
+def _sent(program: Program, stage: int, kind: EdgeKind, offset: int) -> frozenset[int]:
     """The numbers of the outputs that leave a stage."""
     graph = program.task(stage, "F" if kind == "activation" else "B")
     ports = {edge.output for edge in program.edges_from(stage, kind)}
-    return [offset + n for n, port in enumerate(graph.output_ports) if port in ports]
+    return frozenset(offset + n for n, port in enumerate(graph.output_ports) if port in ports)

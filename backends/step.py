@@ -76,12 +76,12 @@ class Step:
         (_, backward, _), (_, forward, _) = (half.task for half in halves)
         operands = [array for half in halves for array in self._operands(half.task)]
         ready: dict[int, Any] = {}
-        waiting = list(halves)
         pair = self.plan.pairs[forward, backward]
+        waiting = list(zip(halves, pair.messages, strict=True))
         for number, outputs in enumerate(pair.run(operands), start=1):
             ready.update(outputs)
-            for half in [h for h in waiting if h.sent <= ready.keys()]:
-                waiting.remove(half)
+            for half, message in [each for each in waiting if each[1] <= ready.keys()]:
+                waiting.remove((half, message))
                 self._deliver(half.task, half.of(ready))
             if number < len(pair.parts):
                 self.after_part()
@@ -221,11 +221,10 @@ class Step:
 
 @dataclass(frozen=True)
 class _Half:
-    """One half of a pair: its task, the place of each of its outputs among the pair's, and of those that leave."""
+    """One half of a pair: its task, and the place of each of its outputs among the pair's."""
 
     task: TaskOf
     numbers: Mapping[Port, int]
-    sent: frozenset[int]
 
     def of(self, ready: Mapping[int, Any]) -> dict[Port, Any]:
         """Those of its outputs that are ready."""
@@ -239,9 +238,7 @@ def _halves(program: Program, action: Action) -> Iterator[_Half]:
         stage = _number(part.stage)
         graph = program.task(stage, kind)
         numbers = {port: first + n for n, port in enumerate(graph.output_ports)}
-        edges = program.edges_from(stage, "activation" if kind == "F" else "gradient")
-        sent = frozenset(numbers[edge.output] for edge in edges if edge.output in numbers)
-        yield _Half((kind, stage, _number(part.microbatch)), numbers, sent)
+        yield _Half((kind, stage, _number(part.microbatch)), numbers)
         first += len(numbers)
 
 

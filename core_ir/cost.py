@@ -1,9 +1,11 @@
 """What equations cost: flops, bytes, and from them the time on some hardware."""
 
 from collections.abc import Collection, Iterator
+from functools import partial
 
-from plait.core_ir.graph import Eqn, Graph, Value
+from plait.core_ir.graph import Eqn, Graph
 from plait.core_ir.hardware import Hardware, Link
+from plait.core_ir.lanes import lanes
 from plait.core_ir.named_hardware import CPU_CORE
 from plait.core_ir.ops import attention, convolution, linalg
 from plait.core_ir.ops.collective import (
@@ -11,7 +13,6 @@ from plait.core_ir.ops.collective import (
     all_gather,
     all_reduce,
     permute,
-    wait,
 )
 from plait.core_ir.ops.control import cond, scan, while_
 from plait.core_ir.types import f32, f64
@@ -75,28 +76,13 @@ def eqn_seconds(eqn: Eqn, hardware: Hardware = CPU_CORE, *, between: Collection[
 
 
 def seconds(graph: Graph, hardware: Hardware = CPU_CORE, *, between: Collection[str] = ()) -> float:
-    """Estimated time of a graph in the order it has, on two lanes: see `eqn_seconds`.
+    """Estimated time of a graph in the order it has, on two lanes: see `eqn_seconds` and `lanes`.
 
     Equations compute one after the other; collectives run beside them, one after the other, from their start on, and a
     `wait` stops compute until its collective has ended. While one runs, compute is slower by `hardware.slowdown`.
     """
-    now = free = 0.0
-    ended: dict[Value, float] = {}
-    for eqn in graph.eqns:
-        if eqn.op is wait:
-            now = max(now, ended.get(eqn.operands[0], 0.0))
-        elif eqn.op in STARTS:
-            free = max(now, free) + eqn_seconds(eqn, hardware, between=between)
-            ended[eqn.result] = free
-        else:
-            work = eqn_seconds(eqn, hardware, between=between)
-            now += slowed(work, free - now, hardware.slowdown)
-    return max(now, free)
-
-
-def slowed(work: float, busy: float, slowdown: float) -> float:
-    """The time of `work` that takes `slowdown` times as long in the first `busy` seconds."""
-    return min(work * slowdown, work + max(busy, 0.0) * (1 - 1 / slowdown))
+    timed = partial(eqn_seconds, hardware=hardware, between=between)
+    return lanes(graph, timed, hardware.slowdown).total
 
 
 def products(graph: Graph, times: int = 1) -> Iterator[tuple[Eqn, int]]:

@@ -12,12 +12,13 @@ A graph is immutable: a pass returns a new one, and reuses the equations that it
 program pass of a graph pass. `plait.compile(..., passes=Passes(...))` runs your own, in any of the three places.
 """
 
+from plait.core_ir.lanes import Lanes, lanes
 from plait.core_ir.passes.clean_bodies import clean_bodies
 from plait.core_ir.passes.deduplicate_stages import deduplicate_stages
 from plait.core_ir.passes.eliminate_dead_code import eliminate_dead_code
 from plait.core_ir.passes.fold_constants import fold_constants
 from plait.core_ir.passes.fold_transposes import fold_transposes
-from plait.core_ir.passes.lanes import Lanes, lanes, peak_bytes
+from plait.core_ir.passes.live import peak_bytes
 from plait.core_ir.passes.merge_common_subexpressions import merge_common_subexpressions
 from plait.core_ir.passes.multiplex import multiplex, multiplex_pairs
 from plait.core_ir.passes.overlap import fillers, overlap, overlap_pairs

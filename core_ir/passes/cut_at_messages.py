@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from plait.core_ir.graph import Eqn, Graph, Port
-from plait.core_ir.passes.lanes import Seconds
+from plait.core_ir.lanes import Seconds
 
 LEAST_SHARE = 0.05
 """Of a task's time that must be left behind a cut, or the message waits for the end."""

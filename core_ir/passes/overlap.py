@@ -24,9 +24,10 @@ from dataclasses import replace
 from plait.core_ir.cost import eqn_seconds
 from plait.core_ir.errors import VerifyError
 from plait.core_ir.graph import Eqn, Graph, Value
+from plait.core_ir.lanes import Seconds, lanes
 from plait.core_ir.ops.collective import STARTS, wait
 from plait.core_ir.passes.equations import has_effect
-from plait.core_ir.passes.lanes import Live, Seconds, lanes, peak_bytes
+from plait.core_ir.passes.live import Live, peak_bytes
 from plait.core_ir.program import Program
 
 
@@ -63,7 +64,7 @@ def fillers(graph: Graph) -> frozenset[Eqn]:
     }
     found = []
     for eqn in reversed(graph.eqns):
-        if eqn.op in STARTS or has_effect(eqn) or not needed.isdisjoint(eqn.results):
+        if has_effect(eqn) or not needed.isdisjoint(eqn.results):
             needed.update(eqn.operands)
         else:
             found.append(eqn)

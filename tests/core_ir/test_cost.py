@@ -11,10 +11,10 @@ from plait.core_ir.cost import (
     flops,
     peak_seconds,
     seconds,
-    slowed,
 )
 from plait.core_ir.graph import Graph, Value
 from plait.core_ir.hardware import Hardware, Link
+from plait.core_ir.lanes import slowed
 from plait.core_ir.named_hardware import CPU_CORE
 from plait.core_ir.ops.collective import (
     all_gather,

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from plait.backends.jax.spmd.layout import Layout
 from plait.backends.jax.spmd.pools import PHASES, Pools
 from plait.backends.jax.spmd.slots import colour
-from plait.backends.jax.spmd.ticks import Task
 from plait.backends.jax.spmd.wiring import Body, TaskKey, Wired
+from plait.backends.order import TaskOf
 from plait.core_ir.program import PAIR
 
 BODIES: tuple[Body, ...] = (PAIR, *PHASES)
@@ -69,8 +69,8 @@ class Plan:
 def make_plan(
     pools: Pools,
     tasks: Mapping[TaskKey, Wired],
-    ticks: Mapping[Task, int],
-    pairs: Iterable[tuple[Task, Task]],
+    ticks: Mapping[TaskOf, int],
+    pairs: Iterable[tuple[TaskOf, TaskOf]],
     placement: Sequence[int],
     num_microbatches: int,
     num_ranks: int,
@@ -92,9 +92,11 @@ class _Run(NamedTuple):
 
 
 def _runs(
-    tasks: Mapping[TaskKey, Wired], ticks: Mapping[Task, int], pairs: Iterable[tuple[Task, Task]]
+    tasks: Mapping[TaskKey, Wired],
+    ticks: Mapping[TaskOf, int],
+    pairs: Iterable[tuple[TaskOf, TaskOf]],
 ) -> list[_Run]:
-    runs, paired = [], set[Task]()
+    runs, paired = [], set[TaskOf]()
     for (_, backward, mb), (_, forward, mf) in pairs:
         key = (PAIR, (backward, forward))
         if key in tasks:

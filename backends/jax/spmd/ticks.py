@@ -1,33 +1,23 @@
 """When each task runs: a schedule's actions laid out in ticks, the steps in which all ranks move together."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeAlias
 
+from plait.backends.order import TaskOf, reads, tasks_of
 from plait.core_ir.errors import ScheduleError
-from plait.core_ir.program import EdgeKind, Program, TaskKind
-from plait.core_ir.schedule.ir import Action, ActionTable
-
-Task: TypeAlias = tuple[TaskKind, int, int]
-"""(kind, stage, microbatch)."""
-
-TASKS_OF: dict[str, tuple[TaskKind, ...]] = {
-    "F": ("F",),
-    "I": ("I",),
-    "W": ("W",),
-    "B": ("I", "W"),
-}
+from plait.core_ir.program import Program, TaskKind
+from plait.core_ir.schedule.ir import ActionTable
 
 
-def pairs_of(schedule: ActionTable) -> Iterator[tuple[Task, Task]]:
+def pairs_of(schedule: ActionTable) -> Iterator[tuple[TaskOf, TaskOf]]:
     """The (backward, forward) of every F&B action."""
     for rank in range(schedule.num_ranks):
         for action in schedule.rank(rank):
-            backward = action.partner
-            if backward is not None:
-                yield _task("B", backward), _task("F", action)
+            if action.partner is not None:
+                (_, stage, microbatch), _, forward = tasks_of(action)  # I, W, F
+                yield ("B", stage, microbatch), forward
 
 
-def assign_ticks(schedule: ActionTable, program: Program, *, backward: bool) -> dict[Task, int]:
+def assign_ticks(schedule: ActionTable, program: Program, *, backward: bool) -> dict[TaskOf, int]:
     """The tick of each task: as early as its rank's order and the edges allow, one action a rank and tick.
 
     What a task makes for another rank can be read from the next tick on. Without `backward` only F tasks run. Raises
@@ -35,12 +25,14 @@ def assign_ticks(schedule: ActionTable, program: Program, *, backward: bool) -> 
     """
     queues = [_actions(schedule, rank, backward) for rank in range(schedule.num_ranks)]
     heads = [next(queue, None) for queue in queues]
-    ticks: dict[Task, int] = {}
+    ticks: dict[TaskOf, int] = {}
     tick = 0
     while any(head is not None for head in heads):
-        started: list[Task] = []
+        started: list[TaskOf] = []
         for rank, head in enumerate(heads):
-            if head is not None and all(need in ticks for need in _needs(head, program)):
+            if head is not None and all(
+                need in ticks or need in head for task in head for need in reads(task, program)
+            ):
                 started.extend(head)
                 heads[rank] = next(queues[rank], None)
         if not started:
@@ -59,7 +51,7 @@ def assign_ticks(schedule: ActionTable, program: Program, *, backward: bool) -> 
 def _require_all(
     schedule: ActionTable,
     program: Program,
-    ticks: Mapping[Task, int],
+    ticks: Mapping[TaskOf, int],
     kinds: Sequence[TaskKind],
 ) -> None:
     for kind in kinds:
@@ -72,38 +64,14 @@ def _require_all(
                     )
 
 
-def _actions(schedule: ActionTable, rank: int, backward: bool) -> Iterator[list[Task]]:
+def _actions(schedule: ActionTable, rank: int, backward: bool) -> Iterator[list[TaskOf]]:
     """The tasks of each compute action of a rank, in order."""
     for action in schedule.rank(rank):
         if action.kind.is_compute:
-            tasks = [t for part in action.parts for t in _tasks(part) if backward or t[0] == "F"]
+            tasks = [task for task in tasks_of(action) if backward or task[0] == "F"]
             if tasks:
                 yield tasks
 
 
-def _tasks(action: Action) -> Iterator[Task]:
-    for kind in TASKS_OF[action.kind.name]:
-        yield _task(kind, action)
-
-
-def _task(kind: TaskKind, action: Action) -> Task:
-    assert action.stage is not None, action
-    assert action.microbatch is not None, action
-    return kind, action.stage, action.microbatch
-
-
-def _needs(tasks: list[Task], program: Program) -> Iterator[Task]:
-    """The tasks that must have run before, without those of the action itself."""
-    for kind, stage, microbatch in tasks:
-        edge_kind: EdgeKind = "activation" if kind == "F" else "gradient"
-        source_kind: TaskKind = "F" if kind == "F" else "I"
-        for edge in program.edges_into(stage, edge_kind):
-            yield source_kind, edge.source, microbatch
-        if kind != "F":
-            own: Task = ("F" if kind == "I" else "I", stage, microbatch)
-            if own not in tasks:
-                yield own
-
-
-def _text(tasks: list[Task]) -> str:
+def _text(tasks: list[TaskOf]) -> str:
     return "+".join(f"{stage}{kind}{microbatch}" for kind, stage, microbatch in tasks)

@@ -12,11 +12,12 @@ from plait.core_ir.build import Builder
 from plait.core_ir.errors import VerifyError
 from plait.core_ir.graph import Eqn, Graph, Value
 from plait.core_ir.interpret_ranks import interpret_ranks
+from plait.core_ir.lanes import Lanes, lanes
 from plait.core_ir.ops.collective import STARTS, all_to_all, permute, wait
 from plait.core_ir.ops.elementwise import add, mul, tanh
 from plait.core_ir.ops.linalg import dot_general
 from plait.core_ir.parse import parse_graph
-from plait.core_ir.passes.lanes import Lanes, lanes, peak_bytes
+from plait.core_ir.passes.live import peak_bytes
 from plait.core_ir.passes.multiplex import multiplex
 from plait.core_ir.passes.overlap import fillers, overlap
 from plait.core_ir.text import print_graph
