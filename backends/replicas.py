@@ -1,49 +1,29 @@
 """Data parallelism: the same pipeline several times, each on its part of every microbatch.
 
-A model that knows nothing of an axis runs once for each place along it. What `compile` calls a microbatch is cut into
-as many parts as there are replicas; part d of microbatch m is number m * count + d of all parts, and replica d runs the
-parts with its number. So the results are those of a pipeline with so many more microbatches: losses and gradients are
-summed over replicas, once a step, and random keys go by the number of the part.
+What `compile` calls a microbatch is cut into as many parts as there are places along the data axes of the mesh; part d
+of microbatch m is number m * count + d of all parts, and replica d runs the parts with its number. So the results are
+those of a pipeline with so many more microbatches: losses and gradients are summed over replicas, once a step, and
+random keys go by the number of the part.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from plait.backends.runtime import Arrays, Engine, Spans, StepInputs, StepOutputs
 from plait.core_ir.errors import UnsupportedError
+from plait.core_ir.mesh import Mesh
 from plait.core_ir.program import Program
 from plait.core_ir.schedule.schedule import Schedule
 from plait.core_ir.schedule.times import Times
 
 
-@dataclass(frozen=True)
-class Replicas:
-    """Which rank of the run is which: `ranks[s][d]` is that of place s along the stages in replica d."""
-
-    ranks: tuple[tuple[int, ...], ...]
-
-    @property
-    def count(self) -> int:
-        """Number of replicas."""
-        return len(self.ranks[0])
-
-    @property
-    def num_ranks(self) -> int:
-        """Ranks of the run."""
-        return len(self.ranks) * self.count
-
-    def pipelines(self) -> tuple[tuple[int, ...], ...]:
-        """The ranks of each replica, by place along the stages."""
-        return tuple(zip(*self.ranks, strict=True))
-
-    def own(self, inputs: StepInputs, replica: int) -> StepInputs:
-        """What one replica runs of a step."""
-        return replace(
-            inputs,
-            microbatches=inputs.microbatches[replica :: self.count],
-            keys=inputs.keys[replica :: self.count],
-        )
+def own_part(inputs: StepInputs, mesh: Mesh, part: int) -> StepInputs:
+    """What one replica runs of a step."""
+    count = mesh.num_parts
+    return replace(
+        inputs, microbatches=inputs.microbatches[part::count], keys=inputs.keys[part::count]
+    )
 
 
 def check_replicable(program: Program) -> None:
@@ -59,14 +39,12 @@ def check_replicable(program: Program) -> None:
 class ReplicatedEngine:
     """Replicas in one process, one engine for each, or one for all."""
 
-    def __init__(
-        self, replicas: Replicas, program: Program, build: Callable[[int], Engine]
-    ) -> None:
+    def __init__(self, mesh: Mesh, program: Program, build: Callable[[int], Engine]) -> None:
         check_replicable(program)
-        self._replicas = replicas
+        self._mesh = mesh
         engines: dict[int, Engine] = {}
         self._engines: list[Engine] = []
-        for replica in range(replicas.count):
+        for replica in range(mesh.num_parts):
             engine = build(replica)
             self._engines.append(engines.setdefault(id(engine), engine))
         self.stages = self._engines[0].stages
@@ -94,7 +72,7 @@ class ReplicatedEngine:
     def run(self, inputs: StepInputs) -> StepOutputs:
         """One step of all replicas; sums in the order of replicas."""
         found = [
-            engine.run(self._replicas.own(inputs, replica))
+            engine.run(own_part(inputs, self._mesh, replica))
             for replica, engine in enumerate(self._engines)
         ]
         last = self.stages[-1]
@@ -115,11 +93,11 @@ class ReplicatedEngine:
 
     def profile(self, inputs: StepInputs) -> Times:
         """As the first replica's engine does."""
-        return self._engines[0].profile(self._replicas.own(inputs, 0))
+        return self._engines[0].profile(own_part(inputs, self._mesh, 0))
 
     def measure(self, inputs: StepInputs) -> Spans:
         """As the first replica's engine does, alone."""
-        return self._engines[0].measure(self._replicas.own(inputs, 0))
+        return self._engines[0].measure(own_part(inputs, self._mesh, 0))
 
 
 def interleave(of_replicas: Sequence[Any], arrays: Arrays) -> Any:

@@ -13,9 +13,12 @@ user (or the hook) passed through it, the backward marker over the cotangents of
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 from plait.core_ir.graph import Graph
+from plait.core_ir.mesh import Layout, axes_of
+from plait.core_ir.passes.equations import collective_axes
 from plait.core_ir.types import TensorType
 from plait.frontends.batch import BatchSpec
 
@@ -26,13 +29,15 @@ Framework: TypeAlias = Literal["torch", "jax"]
 class Leaf:
     """A parameter or a buffer of the user's model: its port name, its type, whether it has a gradient.
 
-    `role` is "param" or "buffer". A frozen parameter, and an integer leaf of a JAX model, is not trainable.
+    `role` is "param" or "buffer". A frozen parameter, and an integer leaf of a JAX model, is not trainable. `type` is
+    that of what a rank holds: the part of the whole that `layout` says.
     """
 
     name: str
     type: TensorType
     role: Literal["param", "buffer"]
     trainable: bool
+    layout: Layout = ()
 
 
 @dataclass(frozen=True)
@@ -62,3 +67,14 @@ class Captured:
     pack_aux: Callable[[Mapping[str, Any]], Any]
     pack_state: Callable[[Mapping[str, Any]], Any]
     notes: Sequence[str] = field(default=())
+
+    @cached_property
+    def layouts(self) -> dict[str, Layout]:
+        """How parameters and buffers that are cut lie over ranks."""
+        return {leaf.name: leaf.layout for leaf in self.leaves if axes_of(leaf.layout)}
+
+    @cached_property
+    def named_axes(self) -> frozenset[str]:
+        """The axes of the mesh that the model names: in collectives, or in the layout of a parameter."""
+        cut = {axis for layout in self.layouts.values() for axis in axes_of(layout)}
+        return frozenset(collective_axes(self.graph)) | cut

@@ -2,6 +2,8 @@
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ from plait.backends.runtime import Engine
 from plait.core_ir.arrays import is_torch
 from plait.core_ir.errors import BatchError, ScheduleError, UsageError
 from plait.core_ir.hardware import Hardware
+from plait.core_ir.mesh import Mesh
 from plait.core_ir.named_hardware import CPU_CORE
 from plait.core_ir.passes.pipeline import (
     DEFAULT_PASSES,
@@ -23,7 +26,6 @@ from plait.core_ir.schedule.placement import loop
 from plait.core_ir.schedule.schedule import Schedule
 from plait.extras import Framework, installed, load
 from plait.frontends.captured import Captured
-from plait.mesh import replicas_of
 from plait.options import check_options, framework_of
 from plait.pipeline import Pipeline, check_fits
 
@@ -42,6 +44,7 @@ def compile(
     device: Any = None,
     mesh: Any = None,
     stage_axis: str = "stage",
+    data_axes: Sequence[str] | None = None,
     reduction: str = "mean",
     remat: str = "none",
     codegen: str | None = None,
@@ -67,8 +70,13 @@ def compile(
     backend: "torch" or "jax", default that of the model. engine: torch "local" (default) or "distributed" (default when
         WORLD_SIZE > 1); jax "mpmd" (default) or "spmd". codegen: torch "inductor" (default) or "eager".
     mesh: axes with their sizes: a dict, {"stage": 2, "data": 2}, a torch DeviceMesh or a JAX Mesh. Ranks stand in it in
-        row-major order. Along `stage_axis` stand the stages; every other axis is data parallel: each microbatch is cut
-        once more, and losses and gradients are those of all parts.
+        row-major order. Along `stage_axis` stand the stages. An axis that the model's collectives or the layouts of
+        its parameters name is the model's own: the batch is whole along it, and what ranks compute is what the model
+        says. Every other axis is data parallel: each microbatch is cut once more, and losses and gradients are those of
+        all parts.
+    data_axes: the axes along which microbatches are cut, where they are not the ones that the model does not name. For
+        a torch model whose experts lie along an axis over which its tokens lie too: gradients of parameters that the
+        axis cuts are as captured, those of others are added up along it.
     device: torch: default cuda:LOCAL_RANK when there is one, else cpu.
     reduction: "mean": the mean over microbatches of the loss; "sum": the sum.
     seed: of the random ops. trainable: `trainable(path, leaf) -> bool`, JAX models; path is "layers.0.kernel".
@@ -90,6 +98,7 @@ def compile(
             remat=remat,
             mesh=mesh,
             stage_axis=stage_axis,
+            data_axes=data_axes,
             passes=passes,
             device=device,
             seed=seed,
@@ -105,24 +114,25 @@ def compile(
     engines = load(options.backend, f"backends.{options.backend}.engines")
     engines.join(options.engine)
     where: Any = None
-    replicas = replicas_of(options.mesh, stage_axis)
-    if options.mesh is not None:
-        num_ranks = options.mesh[stage_axis]
+    mesh = options.mesh
+    if mesh is not None:
+        num_ranks = mesh.axes[stage_axis]
     error: Exception | None = None
     try:
         where = engines.resolve_device(device)
-        captured, program = capture_program(
+        capture = partial(
+            load(framework, f"frontends.{framework}.capture").capture,
             loss_fn,
             model,
             batch,
-            num_microbatches=num_microbatches * (1 if replicas is None else replicas.count),
             split=split,
             has_aux=has_aux,
             state=state,
             trainable=trainable,
             device=where if framework == options.backend == "torch" else None,
-            passes=passes or DEFAULT_PASSES,
         )
+        captured, mesh = _capture_on(mesh, capture, num_microbatches, guess=data_axes is None)
+        program = _program_of(captured, passes or DEFAULT_PASSES)
         chosen = schedule_for(program, schedule, num_ranks, num_microbatches)
         program = schedule_program(program, chosen.pairs, passes or DEFAULT_PASSES)
         built: Engine = engines.build(
@@ -131,12 +141,12 @@ def compile(
             engine=options.engine,
             device=where,
             codegen=options.codegen,
-            replicas=replicas,
+            mesh=mesh,
+            layouts=captured.layouts,
         )
     except BatchError as refused:
-        parts = (
-            "" if replicas is None else f" (each microbatch is cut for {replicas.count} replicas)"
-        )
+        count = 1 if mesh is None else mesh.num_parts
+        parts = "" if count == 1 else f" (each microbatch is cut for {count} replicas)"
         error = BatchError(f"{refused}{parts}")
     except Exception as caught:  # whatever it is, the other ranks must hear of it
         error = caught
@@ -147,7 +157,13 @@ def compile(
         trainable_leaves = {leaf.name: leaf.trainable for leaf in captured.leaves}
         store = load("torch", "backends.torch.store").Store(model, trainable_leaves, program, built)
     return Pipeline(
-        program, chosen, options, captured, built, store, is_searched=schedule == "auto"
+        program,
+        chosen,
+        replace(options, mesh=mesh),
+        captured,
+        built,
+        store,
+        is_searched=schedule == "auto",
     )
 
 
@@ -180,7 +196,43 @@ def capture_program(
         trainable=trainable,
         device=device,
     )
-    return captured, build_program(captured.graph, captured.num_cuts + 1, passes=passes)
+    return captured, _program_of(captured, passes)
+
+
+def _program_of(captured: Captured, passes: Passes) -> Program:
+    return build_program(captured.graph, captured.num_cuts + 1, passes=passes)
+
+
+def _capture_on(
+    mesh: Mesh | None, capture: Callable[..., Captured], num_microbatches: int, *, guess: bool
+) -> tuple[Captured, Mesh | None]:
+    """The model captured on a mesh, and the mesh with the axes that it names.
+
+    guess: whether the data axes are but a guess: they are those that the model does not name, which only its capture
+    tells. It is captured again where the guess was wrong.
+    """
+    if mesh is None:
+        return capture(num_microbatches=num_microbatches), None
+
+    def run(mesh: Mesh) -> Captured:
+        return capture(num_microbatches=num_microbatches * mesh.num_parts, mesh=mesh)
+
+    try:
+        captured = run(mesh)
+    except BatchError:
+        if not guess:
+            raise
+        captured = run(replace(mesh, data_axes=()))
+        if not captured.named_axes:
+            raise
+        mesh = replace(mesh, data_axes=())
+    named = captured.named_axes
+    if guess:
+        found = tuple(axis for axis in mesh.other_axes if axis not in named)
+        if found != mesh.data_axes:
+            mesh = replace(mesh, data_axes=found)
+            captured = run(mesh)
+    return captured, replace(mesh, named_axes=tuple(a for a in mesh.other_axes if a in named))
 
 
 def schedule_for(

@@ -1,22 +1,28 @@
 """Meshes of devices by the names of their axes, as the user of either framework gives them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from plait.backends.replicas import Replicas
 from plait.core_ir.errors import UsageError
+from plait.core_ir.mesh import Mesh
 
 
-def read_mesh(mesh: Any, stage_axis: str) -> dict[str, int] | None:
+def read_mesh(mesh: Any, stage_axis: str, data_axes: Sequence[str] | None) -> Mesh | None:
     """The axes of a mesh, in its order, with their sizes: of a dict, a torch DeviceMesh or a JAX Mesh; None for None.
 
-    UsageError for anything else, for an axis without a name or a size, and for a mesh without the stages' axis.
+    data_axes: by default all but that of the stages.
+
+    UsageError for anything else, for an axis without a name or a size, for a mesh without the stages' axis, and for
+    data axes that are none of the others.
     """
     if mesh is None:
-        if stage_axis != "stage":
-            raise UsageError(f"stage_axis={stage_axis!r} names an axis of a mesh; pass mesh= too")
+        given = {
+            "stage_axis": stage_axis if stage_axis != "stage" else None,
+            "data_axes": data_axes,
+        }
+        for option, value in given.items():
+            if value:
+                raise UsageError(f"{option}={value!r} names an axis of a mesh; pass mesh= too")
         return None
     axes = _axes(mesh)
     for name, size in axes.items():
@@ -31,16 +37,18 @@ def read_mesh(mesh: Any, stage_axis: str) -> dict[str, int] | None:
             f"mesh has the axes {', '.join(axes) or '(none)'}, but no axis {stage_axis!r} for the stages; add it, or "
             "name the axis of the stages with stage_axis="
         )
-    return axes
-
-
-def replicas_of(axes: Mapping[str, int] | None, stage_axis: str) -> Replicas | None:
-    """How the ranks of a mesh stand: None where the stages are all there is."""
-    if axes is None or all(size == 1 for name, size in axes.items() if name != stage_axis):
-        return None
-    ranks = np.arange(np.prod(list(axes.values()))).reshape(*axes.values())
-    table = np.moveaxis(ranks, list(axes).index(stage_axis), 0).reshape(axes[stage_axis], -1)
-    return Replicas(tuple(tuple(int(rank) for rank in row) for row in table))
+    others = [axis for axis in axes if axis != stage_axis]
+    if data_axes is None:
+        return Mesh(axes, stage_axis, tuple(others))
+    if isinstance(data_axes, str) or not isinstance(data_axes, Sequence):
+        raise UsageError(f"data_axes must be a sequence of names of axes, got {data_axes!r}")
+    for axis in data_axes:
+        if axis not in others:
+            raise UsageError(
+                f"data_axes names {axis!r}; beside the stages' the mesh has the axes "
+                f"{', '.join(map(repr, others)) or '(none)'}"
+            )
+    return Mesh(axes, stage_axis, tuple(axis for axis in others if axis in data_axes))
 
 
 def _axes(mesh: Any) -> dict[Any, Any]:

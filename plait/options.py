@@ -1,12 +1,13 @@
 """The options of `compile`, checked before anything is captured: unknown, misplaced and not yet built values."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
 from plait.core_ir.arrays import is_array
 from plait.core_ir.errors import NotBuiltError, UsageError
+from plait.core_ir.mesh import Mesh
 from plait.core_ir.passes.pipeline import Passes
 from plait.extras import Framework
 from plait.mesh import read_mesh
@@ -30,7 +31,7 @@ class Options:
     reduction: str
     seed: int
     has_aux: bool
-    mesh: Mapping[str, int] | None = None
+    mesh: Mesh | None = None
 
 
 def framework_of(model: object) -> Framework:
@@ -79,6 +80,7 @@ def check_options(
     remat: object,
     mesh: object,
     stage_axis: str,
+    data_axes: Sequence[str] | None,
     passes: object,
     device: object,
     seed: object,
@@ -118,13 +120,13 @@ def check_options(
     if not isinstance(seed, int) or isinstance(seed, bool) or not -(2**63) <= seed < 2**63:
         raise UsageError(f"seed must be an integer of 64 bits, got {seed!r}")
     chosen: Framework = "torch" if backend == "torch" else "jax"
-    axes = read_mesh(mesh, stage_axis)
-    if axes is not None and num_ranks not in (None, axes[stage_axis]):
+    read = read_mesh(mesh, stage_axis, data_axes)
+    if read is not None and num_ranks not in (None, read.axes[stage_axis]):
         raise UsageError(
-            f"num_ranks is {num_ranks}, but the mesh has {axes[stage_axis]} ranks along {stage_axis!r}; leave "
+            f"num_ranks is {num_ranks}, but the mesh has {read.axes[stage_axis]} ranks along {stage_axis!r}; leave "
             "num_ranks out"
         )
-    return Options(framework, chosen, engine, codegen, reduction, seed, has_aux, axes)
+    return Options(framework, chosen, engine, codegen, reduction, seed, has_aux, read)
 
 
 def _is_int(value: object) -> bool:

@@ -1,5 +1,6 @@
 """The engines of the JAX backend by name, and the devices they run on."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -7,9 +8,10 @@ import jax
 from plait.backends.jax.devices import devices_for
 from plait.backends.jax.engine_mpmd import MpmdEngine
 from plait.backends.jax.engine_spmd import SpmdEngine
-from plait.backends.replicas import Replicas, ReplicatedEngine
+from plait.backends.replicas import ReplicatedEngine
 from plait.backends.runtime import Engine
 from plait.core_ir.errors import NotBuiltError, UsageError
+from plait.core_ir.mesh import Layout, Mesh
 from plait.core_ir.program import Program
 from plait.core_ir.schedule.schedule import Schedule
 
@@ -33,24 +35,33 @@ def build(
     engine: str,
     device: tuple[jax.Device, ...],
     codegen: None,
-    replicas: Replicas | None = None,
+    mesh: Mesh | None = None,
+    layouts: Mapping[str, Layout] | None = None,
 ) -> Engine:
-    """Compile a program under a schedule, and as many replicas of it as there are, on devices of their own."""
+    """Compile a program under a schedule, and as many replicas of it as there are, on devices of their own.
+
+    layouts: of parameters and buffers by name, where ranks hold parts of them.
+    """
+    if mesh is not None and mesh.named_axes:
+        raise NotBuiltError(
+            f"engine={engine!r} runs no model with collectives yet; this one has them over "
+            f"{', '.join(mesh.named_axes)}"
+        )
     if engine == "spmd":
-        if replicas is not None:
+        if mesh is not None and mesh.num_parts > 1:
             raise NotBuiltError(
                 "engine='spmd' takes no mesh with other axes than that of the stages yet; engine='mpmd' does"
             )
         return SpmdEngine(program, schedule, devices=devices_for(schedule.num_ranks, device))
-    if replicas is None:
+    if mesh is None or mesh.num_parts == 1:
         return MpmdEngine(program, schedule, devices=device)
-    ranks = replicas.pipelines()
+    ranks = mesh.groups((mesh.stage_axis,))
 
     def build_replica(replica: int) -> Engine:
         own = [device[rank % len(device)] for rank in ranks[replica]]
         return MpmdEngine(program, schedule, devices=own, home=device[0])
 
-    return ReplicatedEngine(replicas, program, build_replica)
+    return ReplicatedEngine(mesh, program, build_replica)
 
 
 def agree(

@@ -13,7 +13,7 @@ import torch
 from torch.distributed import Work
 
 from plait.backends.messages import largest_messages, num_bytes, stage_elsewhere
-from plait.backends.replicas import Replicas, check_replicable, interleave
+from plait.backends.replicas import check_replicable, interleave, own_part
 from plait.backends.runtime import Spans, StepInputs, StepOutputs
 from plait.backends.spans import Recorder, by_rank
 from plait.backends.step import Step
@@ -28,6 +28,7 @@ from plait.backends.torch.engine_local import TorchArrays, compile_plan, sum_los
 from plait.backends.torch.mail import Mail
 from plait.backends.torch.process_group import Members, group
 from plait.core_ir.errors import UsageError
+from plait.core_ir.mesh import Mesh
 from plait.core_ir.program import EdgeKind, Program
 from plait.core_ir.schedule.ir import Action
 from plait.core_ir.schedule.kinds import REDUCE_GRAD
@@ -48,25 +49,25 @@ class DistributedEngine:
         *,
         device: torch.device,
         codegen: str,
-        replicas: Replicas | None = None,
+        mesh: Mesh | None = None,
     ) -> None:
         started = time.perf_counter()
         self.group = group()
-        needed = schedule.num_ranks if replicas is None else replicas.num_ranks
+        needed = schedule.num_ranks if mesh is None else mesh.num_ranks
         if self.group.size != needed:
             raise UsageError(
                 f"the schedule is for {schedule.num_ranks} ranks"
-                + ("" if replicas is None else f", the mesh for {replicas.count} times as many")
+                + ("" if mesh is None else f", the mesh for {mesh.num_parts} times as many")
                 + f", but the process group has {self.group.size}; start {needed} processes, or cut the model into "
                 "another number of stages"
             )
         self.pipe: Members = self.group
         """The ranks of this replica's pipeline."""
-        self._replicas, self._twins = replicas, None
-        if replicas is not None:
+        self._mesh, self._twins = mesh, None
+        if mesh is not None:
             check_replicable(program)
-            self.pipe = self.group.part(replicas.pipelines())
-            self._twins = self.group.part(replicas.ranks)
+            self.pipe = self.group.part(mesh.groups((mesh.stage_axis,)))
+            self._twins = self.group.part(mesh.groups(mesh.data_axes))
         self.arrays = TorchArrays(device)
         self.stages = tuple(s for s, r in enumerate(schedule.placement) if r == self.pipe.rank)
         self._program, self._placement = program, schedule.placement
@@ -135,9 +136,9 @@ class DistributedEngine:
 
     def _own(self, inputs: StepInputs) -> StepInputs:
         """This replica's part of a step."""
-        if self._replicas is None or self._twins is None:
+        if self._mesh is None or self._twins is None:
             return inputs
-        return self._replicas.own(inputs, self._twins.rank)
+        return own_part(inputs, self._mesh, self._twins.rank)
 
     def _execute(
         self,

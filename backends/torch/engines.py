@@ -1,16 +1,18 @@
 """The engines of the torch backend by name, and the device they run on."""
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from plait.backends.replicas import Replicas, ReplicatedEngine
+from plait.backends.replicas import ReplicatedEngine
 from plait.backends.runtime import Engine
 from plait.backends.torch.engine_distributed import DistributedEngine
 from plait.backends.torch.engine_local import LocalEngine
 from plait.backends.torch.process_group import group, is_initialised
-from plait.core_ir.errors import UsageError
+from plait.core_ir.errors import NotBuiltError, UsageError
+from plait.core_ir.mesh import Layout, Mesh
 from plait.core_ir.program import Program
 from plait.core_ir.schedule.schedule import Schedule
 
@@ -55,15 +57,24 @@ def build(
     engine: str,
     device: torch.device,
     codegen: str,
-    replicas: Replicas | None = None,
+    mesh: Mesh | None = None,
+    layouts: Mapping[str, Layout] | None = None,
 ) -> Engine:
-    """Compile a program under a schedule, and as many replicas of it as there are."""
-    if engine == "distributed":
-        return DistributedEngine(
-            program, schedule, device=device, codegen=codegen, replicas=replicas
+    """Compile a program under a schedule, and as many replicas of it as there are.
+
+    layouts: of parameters and buffers by name, where ranks hold parts of them.
+    """
+    if mesh is not None and mesh.named_axes:
+        raise NotBuiltError(
+            f"engine={engine!r} runs no model with collectives yet; this one has them over "
+            f"{', '.join(mesh.named_axes)}"
         )
+    if mesh is not None and mesh.num_parts == 1:
+        mesh = None
+    if engine == "distributed":
+        return DistributedEngine(program, schedule, device=device, codegen=codegen, mesh=mesh)
     local = LocalEngine(program, schedule, device=device, codegen=codegen)
-    return local if replicas is None else ReplicatedEngine(replicas, program, lambda _: local)
+    return local if mesh is None else ReplicatedEngine(mesh, program, lambda _: local)
 
 
 def tell_other_ranks(error: Exception) -> None:

@@ -24,6 +24,17 @@ COMMUNICATION: frozenset[Op] = frozenset({*STARTS, wait})
 """The effects that ranks of a group have together: all of them run the same tasks, so any task may hold them."""
 
 
+def collective_axes(graph: Graph) -> dict[str, int]:
+    """The mesh axes that a graph's collectives name, in graphs of attributes too, with their sizes."""
+    axes: dict[str, int] = {}
+    for eqn in graph.eqns:
+        if eqn.op.evaluate_ranks is not None:
+            axes[eqn.attrs["axis"]] = eqn.attrs["size"]
+        for nested in nested_graphs(eqn):
+            axes.update(collective_axes(nested))
+    return axes
+
+
 def has_effect(eqn: Eqn) -> bool:
     """Whether an equation must run exactly once, in order: by its op, its `effect` attribute, or one inside it."""
     if eqn.op.effect or eqn.attrs.get("effect", False):

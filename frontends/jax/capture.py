@@ -11,6 +11,7 @@ from plait.core_ir.arrays import to_numpy
 from plait.core_ir.build import Builder
 from plait.core_ir.errors import UsageError
 from plait.core_ir.graph import Graph
+from plait.core_ir.mesh import Mesh
 from plait.core_ir.types import KEY
 from plait.frontends.captured import Captured, Leaf
 from plait.frontends.jax.batch_tree import BatchTree, batch_tree, flatten_batch
@@ -29,6 +30,7 @@ def capture(
     batch: Any,
     *,
     num_microbatches: int,
+    mesh: Mesh | None = None,
     split: Sequence[str] | int | None,
     has_aux: bool = False,
     state: Any = None,
@@ -43,6 +45,7 @@ def capture(
         or an nnx module: its Params are the parameters, its other variables buffers. Inexact leaves are differentiated.
     batch: 64-bit arrays of NumPy or torch are read as 32-bit ones, as JAX reads them by default; with its 64-bit types
         on, or a 64-bit leaf among the model's, they stay.
+    mesh: whose axes the model's collectives may be over.
     split: None (cuts where the loss calls `stage_boundary`) or paths of linen modules (a cut before each; the
         loss's own `stage_boundary` calls do not cut then).
     trainable: `trainable(name, leaf)` is False for parameters to freeze.

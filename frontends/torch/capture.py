@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from plait.core_ir.build import Builder
 from plait.core_ir.errors import CaptureError, UsageError
 from plait.core_ir.graph import Graph, Value
+from plait.core_ir.mesh import Mesh
 from plait.core_ir.ops import elementwise as ew
 from plait.core_ir.types import KEY, TensorType
 from plait.frontends.batch import BatchSpec, batch_spec
@@ -37,6 +38,7 @@ def capture(
     batch: Any,
     *,
     num_microbatches: int,
+    mesh: Mesh | None = None,
     split: Sequence[str] | None,
     has_aux: bool = False,
     state: Any = None,
@@ -44,6 +46,8 @@ def capture(
     device: str | torch.device | None = None,
 ) -> Captured:
     """Capture `loss_fn(model, microbatch) -> loss` (or `(loss, aux)`) and its gradients.
+
+    mesh: whose axes the model's collectives may be over.
 
     Raises
     ------

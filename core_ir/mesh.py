@@ -1,0 +1,131 @@
+"""Meshes of ranks: axes by name, where a rank stands on them, and how arrays lie over them.
+
+Ranks stand in a mesh in row-major order: along the last axis they are next to each other. Along one axis stand the
+stages. What the others are for is known by two properties, and an axis may have both, one, or none:
+
+- a *data axis* cuts each microbatch: ranks along it run parts of their own, and what they give is added up;
+- a *named axis* is named by the program, in collectives or in the layouts of its parameters.
+"""
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from typing import Any, TypeAlias
+
+from plait.core_ir.errors import UsageError
+from plait.core_ir.types import TensorType
+
+Layout: TypeAlias = tuple[tuple[str, ...], ...]
+"""How a whole array is cut: for each dim the axes that cut it, the outermost first, none along a dim that is whole.
+Dims at the end that are whole may be left out; so `()` is an array that is whole on every rank."""
+
+Place: TypeAlias = Mapping[str, int]
+"""A rank's number along each axis."""
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Axes with their sizes, in order, and what they are for."""
+
+    axes: Mapping[str, int]
+    stage_axis: str = "stage"
+    data_axes: tuple[str, ...] = ()
+    named_axes: tuple[str, ...] = ()
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the run."""
+        return math.prod(self.axes.values())
+
+    @property
+    def num_parts(self) -> int:
+        """Into how many parts a microbatch is cut."""
+        return math.prod(self.axes[axis] for axis in self.data_axes)
+
+    @cached_property
+    def other_axes(self) -> tuple[str, ...]:
+        """All axes but that of the stages, in the mesh's order."""
+        return tuple(axis for axis in self.axes if axis != self.stage_axis)
+
+    def places(self) -> Iterator[dict[str, int]]:
+        """Where each rank stands, from rank 0 on."""
+        for numbers in product(*(range(size) for size in self.axes.values())):
+            yield dict(zip(self.axes, numbers, strict=True))
+
+    def place(self, rank: int) -> dict[str, int]:
+        """Where one rank stands."""
+        numbers: dict[str, int] = {}
+        for axis, size in reversed(list(self.axes.items())):
+            rank, numbers[axis] = divmod(rank, size)
+        return {axis: numbers[axis] for axis in self.axes}
+
+    def rank(self, place: Place) -> int:
+        """Who stands there."""
+        number = 0
+        for axis, size in self.axes.items():
+            number = number * size + place[axis]
+        return number
+
+    def groups(self, axes: Collection[str]) -> tuple[tuple[int, ...], ...]:
+        """The ranks that differ along these axes alone, each rank in one group; groups and ranks in order."""
+        found: dict[tuple[int, ...], list[int]] = {}
+        for rank, place in enumerate(self.places()):
+            key = tuple(number for axis, number in place.items() if axis not in axes)
+            found.setdefault(key, []).append(rank)
+        return tuple(map(tuple, found.values()))
+
+    def part(self, rank: int) -> int:
+        """The number of the part of every microbatch that a rank runs."""
+        place, number = self.place(rank), 0
+        for axis in self.axes:
+            if axis in self.data_axes:
+                number = number * self.axes[axis] + place[axis]
+        return number
+
+    def summed_axes(self, layout: Layout) -> tuple[str, ...]:
+        """The axes over which the gradient of a parameter is added up: data axes that do not cut the parameter."""
+        return tuple(axis for axis in self.data_axes if axis not in axes_of(layout))
+
+
+def axes_of(layout: Layout) -> tuple[str, ...]:
+    """The axes that cut an array."""
+    return tuple(axis for axes in layout for axis in axes)
+
+
+def part_type(type: TensorType, layout: Layout, axes: Mapping[str, int]) -> TensorType:
+    """The type of a rank's part of a whole array. UsageError where an axis does not divide its dim."""
+    shape = list(type.shape)
+    for dim, over in enumerate(layout):
+        count = math.prod(axes[axis] for axis in over)
+        if dim >= len(shape) and count > 1:
+            raise UsageError(f"{type} has no dim {dim} to cut over {', '.join(over)}")
+        if count > 1:
+            if shape[dim] % count:
+                raise UsageError(
+                    f"dim {dim} of {type} is cut over {', '.join(over)}, which does not divide: {shape[dim]} by {count}"
+                )
+            shape[dim] //= count
+    return type.with_shape(shape)
+
+
+def whole_type(type: TensorType, layout: Layout, axes: Mapping[str, int]) -> TensorType:
+    """The type of the whole array of which each rank holds a part of that type."""
+    counts = [math.prod(axes[axis] for axis in over) for over in layout]
+    counts += [1] * (type.rank - len(counts))
+    return type.with_shape(n * count for n, count in zip(type.shape, counts, strict=True))
+
+
+def part_of(array: Any, layout: Layout, axes: Mapping[str, int], place: Place) -> Any:
+    """A rank's part of a whole array of any kind that can be sliced."""
+    if not axes_of(layout):
+        return array
+    slices = []
+    for dim, over in enumerate(layout):
+        number, count = 0, 1
+        for axis in over:
+            number, count = number * axes[axis] + place[axis], count * axes[axis]
+        length = array.shape[dim] // count
+        slices.append(slice(number * length, (number + 1) * length))
+    return array[tuple(slices)]
