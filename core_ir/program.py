@@ -139,6 +139,16 @@ class Program:
                 types.update((n, v.type) for n, v in graph.inputs_of("param"))
         return types
 
+    @cached_property
+    def buffer_types(self) -> dict[str, TensorType]:
+        """Type of each buffer that a task reads or changes."""
+        return {
+            name: value.type
+            for stage in self.stages
+            for graph in stage.tasks.values()
+            for name, value in (*graph.outputs_of("buffer_update"), *graph.inputs_of("buffer"))
+        }
+
     def edge_kinds(self) -> tuple[tuple[int, int, EdgeKind], ...]:
         """`(source, target, kind)` of every pair of stages with a message, each once: what `lower` asks for."""
         return tuple(dict.fromkeys((e.source, e.target, e.kind) for e in self.edges))

@@ -6,6 +6,7 @@ Every rank compiles the tasks of its own stages and runs its row of the lowered 
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -26,9 +27,10 @@ from plait.backends.timing import (
 from plait.backends.torch.clock import clock_offset
 from plait.backends.torch.engine_local import TorchArrays, compile_plan, sum_losses
 from plait.backends.torch.mail import Mail
-from plait.backends.torch.process_group import Members, group
+from plait.backends.torch.process_group import group
+from plait.backends.torch.standing import Standing
 from plait.core_ir.errors import UsageError
-from plait.core_ir.mesh import Mesh
+from plait.core_ir.mesh import Layout, Mesh
 from plait.core_ir.program import EdgeKind, Program
 from plait.core_ir.schedule.ir import Action
 from plait.core_ir.schedule.kinds import REDUCE_GRAD
@@ -50,36 +52,39 @@ class DistributedEngine:
         device: torch.device,
         codegen: str,
         mesh: Mesh | None = None,
+        layouts: Mapping[str, Layout] | None = None,
     ) -> None:
         started = time.perf_counter()
         self.group = group()
-        needed = schedule.num_ranks if mesh is None else mesh.num_ranks
-        if self.group.size != needed:
+        mesh = Mesh({"stage": schedule.num_ranks}) if mesh is None else mesh
+        if self.group.size != mesh.num_ranks:
+            times = mesh.num_ranks // schedule.num_ranks
             raise UsageError(
                 f"the schedule is for {schedule.num_ranks} ranks"
-                + ("" if mesh is None else f", the mesh for {mesh.num_parts} times as many")
-                + f", but the process group has {self.group.size}; start {needed} processes, or cut the model into "
-                "another number of stages"
+                + ("" if times == 1 else f", the mesh for {times} times as many")
+                + f", but the process group has {self.group.size}; start {mesh.num_ranks} processes, or cut the model "
+                "into another number of stages"
             )
-        self.pipe: Members = self.group
-        """The ranks of this replica's pipeline."""
-        self._mesh, self._twins = mesh, None
-        if mesh is not None:
+        if mesh.num_parts > 1:
             check_replicable(program)
-            self.pipe = self.group.part(mesh.groups((mesh.stage_axis,)))
-            self._twins = self.group.part(mesh.groups(mesh.data_axes))
+        self.standing = Standing(mesh, self.group, layouts or {})
+        self.pipe = self.standing.pipe
+        self._types = {**program.param_types, **program.buffer_types}
         self.arrays = TorchArrays(device)
         self.stages = tuple(s for s, r in enumerate(schedule.placement) if r == self.pipe.rank)
         self._program, self._placement = program, schedule.placement
         self.reschedule(schedule)
-        self._plan = compile_plan(program, self.stages, device=device, codegen=codegen)
+        self.standing.enter()
+        self._plan = self.standing.in_turn(
+            lambda: compile_plan(program, self.stages, device=device, codegen=codegen)
+        )
         self.compile_seconds = time.perf_counter() - started
 
     def reschedule(self, schedule: Schedule) -> None:
         """Go on under another order of the same tasks, each stage on the rank where it is; alike on every rank."""
         edges, rank = self._program.edge_kinds(), self.pipe.rank
         lowered = schedule.lower(edges)
-        if self._twins is not None:
+        if self.standing.mesh.num_parts > 1:
             lowered = add_reductions(lowered)
         self._actions = lowered.rank(rank)
         self._forward_actions = schedule.forward_only().lower(edges).rank(rank)
@@ -97,7 +102,7 @@ class DistributedEngine:
         step = Step(self._plan, self._own(inputs))
         self._execute(step, self._actions if inputs.backward else self._forward_actions)
         try:
-            return self._collect(step)
+            return self._as_given(self._collect(step), inputs)
         except Exception as error:
             self.group.fail(error, "at the end of a step")
 
@@ -136,9 +141,12 @@ class DistributedEngine:
 
     def _own(self, inputs: StepInputs) -> StepInputs:
         """This replica's part of a step."""
-        if self._mesh is None or self._twins is None:
-            return inputs
-        return own_part(inputs, self._mesh, self._twins.rank)
+        own = own_part(inputs, self.standing.mesh, self.standing.part)
+        return replace(
+            own,
+            params=self.standing.own(own.params, self._types),
+            buffers=self.standing.own(own.buffers, self._types),
+        )
 
     def _execute(
         self,
@@ -146,6 +154,7 @@ class DistributedEngine:
         actions: Sequence[Action],
         compute: Callable[[Step, Action], object] = Step.compute,
     ) -> None:
+        self.standing.enter()
         mail = Mail(self._program, self._placement, self.pipe, self.arrays.device)
         action: Action | None = None
         row = deque(actions)
@@ -176,9 +185,12 @@ class DistributedEngine:
 
     def _start_sums(self, step: Step, stage: int | None) -> list[Work]:
         """Begin to add a stage's gradients over replicas, in one order on all of them."""
-        assert self._twins is not None
         own = sorted(key for key in step.gradients() if key[0] == stage)
-        return [self._twins.start_sum(step.gradients()[key]) for key in own]
+        return [
+            work
+            for key in own
+            for work in self.standing.sums(key[1]).start_sum(step.gradients()[key])
+        ]
 
     def _open_mail(self, step: Step, mail: Mail, task: Action) -> None:
         """Wait for the messages that a task reads, and hand them over."""
@@ -205,19 +217,28 @@ class DistributedEngine:
                     stacked = value.type.with_shape((count, *value.type.shape))
                     aux[name] = self.arrays.zeros(stacked, stage.index)
                 self.pipe.broadcast(aux[name], maker)
-        if self._twins is not None:
-            if loss is not None:
-                self._twins.sum(loss)
-            aux = {
-                name: interleave(self._twins.gather_tensor(aux[name]), self.arrays)
-                for name in sorted(aux)
-            }
+        twins = self.standing.twins
+        if loss is not None:
+            twins.sum(loss)
+        aux = {
+            name: interleave(twins.gather_tensor(aux[name]), self.arrays) for name in sorted(aux)
+        }
         partials = step.gradients()
         shared = self._program.shared_params
         grads = {name: grad for (_, name), grad in partials.items() if name not in shared}
         if step.inputs.backward:
             grads.update(self._shared_grads(partials))
         return StepOutputs(loss, grads, step.buffers(), aux)
+
+    def _as_given(self, outputs: StepOutputs, inputs: StepInputs) -> StepOutputs:
+        """Gradients of parameters that were given whole are whole too."""
+        grads = {
+            name: grad
+            if tuple(inputs.params[name].shape) == tuple(grad.shape)
+            else self.standing.whole(name, grad)
+            for name, grad in sorted(outputs.grads.items())
+        }
+        return replace(outputs, grads=grads)
 
     def _shared_grads(self, partials: Mapping[tuple[int, str], Any]) -> dict[str, torch.Tensor]:
         """The full sum of each shared parameter's partials, in stage order, on every rank that holds it.

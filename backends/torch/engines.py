@@ -64,17 +64,21 @@ def build(
 
     layouts: of parameters and buffers by name, where ranks hold parts of them.
     """
+    if engine == "distributed":
+        return DistributedEngine(
+            program, schedule, device=device, codegen=codegen, mesh=mesh, layouts=layouts
+        )
     if mesh is not None and mesh.named_axes:
         raise NotBuiltError(
-            f"engine={engine!r} runs no model with collectives yet; this one has them over "
-            f"{', '.join(mesh.named_axes)}"
+            f"engine='local' runs no model with collectives yet; this one has them over {', '.join(mesh.named_axes)}: "
+            "start one process for each rank (engine='distributed'), or use the jax backend"
         )
-    if mesh is not None and mesh.num_parts == 1:
-        mesh = None
-    if engine == "distributed":
-        return DistributedEngine(program, schedule, device=device, codegen=codegen, mesh=mesh)
     local = LocalEngine(program, schedule, device=device, codegen=codegen)
-    return local if mesh is None else ReplicatedEngine(mesh, program, lambda _: local)
+    return (
+        local
+        if mesh is None or mesh.num_parts == 1
+        else ReplicatedEngine(mesh, program, lambda _: local)
+    )
 
 
 def tell_other_ranks(error: Exception) -> None:

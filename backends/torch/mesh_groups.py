@@ -39,9 +39,14 @@ def axis_group(mesh: DeviceMesh, axis: str) -> dist.ProcessGroup:
     Another group that had this axis before is no longer found by it (it is not destroyed).
     """
     group = mesh.get_group(axis)
+    name_axis_group(axis, group)
+    return group
+
+
+def name_axis_group(axis: str, group: dist.ProcessGroup) -> None:
+    """Have compiled code find a group by an axis, in place of what it found before."""
     release_axis(axis)
     _register_process_group(GroupName(group_name(axis)), group)
-    return group
 
 
 def release_axis(axis: str) -> None:

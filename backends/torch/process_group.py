@@ -28,11 +28,14 @@ WORD_SECONDS = 5.0
 
 
 class Members:
-    """Some ranks of the run, numbered from 0 on among themselves, and what they send each other."""
+    """Some ranks of the run, numbered from 0 on among themselves, and what they send each other.
 
-    def __init__(self, ranks: Sequence[int], group: dist.ProcessGroup) -> None:
+    One rank alone needs no process group.
+    """
+
+    def __init__(self, ranks: Sequence[int], group: dist.ProcessGroup | None) -> None:
         self._ranks = tuple(ranks)
-        self._group: dist.ProcessGroup | None = group
+        self._group = group
         self.rank = self._ranks.index(dist.get_rank())
         self.size = len(self._ranks)
 
@@ -40,6 +43,12 @@ class Members:
     def is_open(self) -> bool:
         """Whether no rank has failed."""
         return self._group is not None
+
+    @property
+    def process_group(self) -> dist.ProcessGroup:
+        """The group itself."""
+        assert self._group is not None
+        return self._group
 
     def isend(self, tensor: torch.Tensor, rank: int) -> dist.Work:
         """Begin to send."""
@@ -55,19 +64,24 @@ class Members:
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> None:
         """The tensor of `source`, on every rank."""
-        dist.broadcast(tensor, self._ranks[source], group=self._group)
+        if self.size > 1:
+            dist.broadcast(tensor, self._ranks[source], group=self._group)
 
     def sum(self, tensor: torch.Tensor) -> None:
         """The sum over ranks, on every rank."""
-        dist.all_reduce(tensor, group=self._group)
+        if self.size > 1:
+            dist.all_reduce(tensor, group=self._group)
 
-    def start_sum(self, tensor: torch.Tensor) -> dist.Work:
-        """Begin to sum over ranks, in place."""
-        work: dist.Work = dist.all_reduce(tensor, group=self._group, async_op=True)
-        return work
+    def start_sum(self, tensor: torch.Tensor) -> list[dist.Work]:
+        """Begin to sum over ranks, in place: what to wait for."""
+        if self.size == 1:
+            return []
+        return [dist.all_reduce(tensor, group=self._group, async_op=True)]
 
     def gather_tensor(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """The tensor of each rank, on every rank; all are of one type."""
+        if self.size == 1:
+            return [tensor]
         tensors = [torch.empty_like(tensor) for _ in range(self.size)]
         dist.all_gather(tensors, tensor, group=self._group)
         return tensors
@@ -80,6 +94,8 @@ class Members:
 
     def gather(self, item: T) -> list[T]:
         """What each rank passed, on every rank."""
+        if self.size == 1:
+            return [item]
         items: list[Any] = [None] * self.size
         dist.all_gather_object(items, item, group=self._group)
         return items
@@ -97,9 +113,11 @@ class Group(Members):
     def part(self, parts: Sequence[Sequence[int]]) -> Members:
         """That of some disjoint parts of the ranks in which this one is. A collective call the first time."""
         key = tuple(map(tuple, parts))
+        if len(key) == 1 and len(key[0]) == self.size:
+            return self
         if key not in self._parts:
             for ranks in key:  # every rank makes every group, in one order
-                made = dist.new_group(list(ranks), group_desc=NAME)
+                made = dist.new_group(list(ranks), group_desc=NAME) if len(ranks) > 1 else None
                 if self.rank in ranks:
                     self._parts[key] = Members(ranks, made)
         return self._parts[key]

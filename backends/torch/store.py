@@ -171,7 +171,7 @@ class Store:
                 norm = torch.linalg.vector_norm(grad, dtype=torch.float32)
                 total += norm.to(device=device, dtype=torch.float64) ** 2
         if isinstance(self._engine, DistributedEngine):
-            self._engine.pipe.sum(total)
+            self._engine.group.sum(total)
         norm = total.sqrt().to(torch.float32)
         scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
         for grad in grads.values():
@@ -179,8 +179,12 @@ class Store:
         return norm
 
     def _counts_here(self, name: str) -> bool:
+        """Each part of each parameter counts on one rank of the run."""
         holders = self._program.shared_params.get(name)
-        return holders is None or holders[0] in self._engine.stages
+        is_first = holders is None or holders[0] in self._engine.stages
+        if isinstance(self._engine, DistributedEngine):
+            return is_first and self._engine.standing.counts(name)
+        return is_first
 
 
 def _named_tensors(model: nn.Module, *, aliases: bool = False) -> dict[str, torch.Tensor]:
