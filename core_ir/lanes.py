@@ -59,6 +59,25 @@ def lanes(graph: Graph, seconds: Seconds, slowdown: float = 1.0) -> Lanes:
     return Lanes(tuple(start), tuple(end), communication, exposed, max(now, free))
 
 
+def describe(graph: Graph, found: Lanes) -> tuple[str, Callable[[Eqn], str]]:
+    """What an order hides, in one line; and for each equation its lane with its times, in microseconds."""
+    spans = {
+        eqn: (begun * 1e6, done * 1e6)
+        for eqn, begun, done in zip(graph.eqns, found.start, found.end, strict=True)
+    }
+
+    def span(eqn: Eqn) -> str:
+        lane = eqn.attrs["axis"] if eqn.op in STARTS else "wait" if eqn.op is wait else "compute"
+        return "{} {:.2f} .. {:.2f} us".format(lane, *spans[eqn])
+
+    total, communication = found.total * 1e6, found.communication * 1e6
+    return (
+        f"{total:.2f} us; communication {communication:.2f} us, of which {found.hidden * 1e6:.2f} us are hidden and "
+        f"{found.exposed * 1e6:.2f} us exposed",
+        span,
+    )
+
+
 def slowed(work: float, busy: float, slowdown: float) -> float:
     """The time of `work` that takes `slowdown` times as long in the first `busy` seconds."""
     return min(work * slowdown, work + max(busy, 0.0) * (1 - 1 / slowdown))

@@ -11,12 +11,12 @@ of their content, to be found in a table beside the text. `//` begins a comment.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from plait.core_ir.graph import Graph, Port, Value
+from plait.core_ir.graph import Eqn, Graph, Port, Value
 from plait.core_ir.op import Array, Literal
 from plait.core_ir.types import DType, TensorType
 
@@ -26,10 +26,16 @@ INLINE_ELEMENTS = 16
 BARE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*|[0-9]+")
 
 
-def print_graph(graph: Graph, *, source: bool = False, header: bool = True) -> str:
-    """The text of a graph; with `source`, a comment behind each equation says where the user wrote it."""
+Comment: TypeAlias = Callable[[Eqn], str]
+"""What a comment behind an equation says."""
+
+
+def print_graph(
+    graph: Graph, *, source: bool = False, header: bool = True, comment: Comment | None = None
+) -> str:
+    """The text of a graph, with a comment behind each equation: with `source`, where the user wrote it."""
     lines = [HEADER, ""] if header else []
-    _graph_lines(graph, "", "", lines, source)
+    _graph_lines(graph, "", "", lines, _source if source else comment)
     return "\n".join(lines) + "\n"
 
 
@@ -50,6 +56,7 @@ class ProgramLike(Protocol):
 
 def print_program(program: ProgramLike, *, source: bool = False) -> str:
     """The text of a program: its notes as comments, its edges, its tasks."""
+    comment = _source if source else None
     lines = [HEADER, "", *(f"// {note}" for note in program.notes)]
     lines.append(f"program @{_name(program.name)} {{stages={len(program.stages)}}}")
     for e in program.edges:
@@ -59,10 +66,10 @@ def print_program(program: ProgramLike, *, source: bool = False) -> str:
     for stage in program.stages:
         for kind, graph in stage.tasks.items():
             lines.append("")
-            _graph_lines(graph, "", f"task {stage.index} {kind} ", lines, source)
+            _graph_lines(graph, "", f"task {stage.index} {kind} ", lines, comment)
     for (forward, backward), graph in program.pairs.items():
         lines.append("")
-        _graph_lines(graph, "", f"pair {forward} {backward} ", lines, source)
+        _graph_lines(graph, "", f"pair {forward} {backward} ", lines, comment)
     return "\n".join(lines) + "\n"
 
 
@@ -122,7 +129,13 @@ def _value_names(graph: Graph) -> dict[Value, str]:
     return names
 
 
-def _graph_lines(graph: Graph, indent: str, prefix: str, lines: list[str], source: bool) -> None:
+def _source(eqn: Eqn) -> str:
+    return str(eqn.source)
+
+
+def _graph_lines(
+    graph: Graph, indent: str, prefix: str, lines: list[str], comment: Comment | None
+) -> None:
     names = {value: f"%{_name(name)}" for value, name in _value_names(graph).items()}
     types: dict[TensorType, str] = {}
 
@@ -151,7 +164,7 @@ def _graph_lines(graph: Graph, indent: str, prefix: str, lines: list[str], sourc
         text = f"{inner}{left + ' = ' if left else ''}{eqn.op.name}({operands})"
         if eqn.attrs:
             text += f" {{{_attrs(eqn.attrs, inner)}}}"
-        lines.append(f"{text}  // {eqn.source}" if source else text)
+        lines.append(text if comment is None else f"{text}  // {comment(eqn)}")
     lines.append(indent + "}")
 
 
@@ -176,7 +189,7 @@ def _attr(value: Any, indent: str) -> str:
         return _literal(value)
     if isinstance(value, Graph):
         lines: list[str] = []
-        _graph_lines(value, indent + "  ", "", lines, False)
+        _graph_lines(value, indent + "  ", "", lines, None)
         return "\n".join(["", *lines])
     raise TypeError(f"an attribute cannot be a {type(value).__name__}: {value!r}")
 

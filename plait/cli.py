@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, NoReturn, TypeAlias
 
@@ -17,10 +18,14 @@ from plait.compare.plan import Request, plan_jobs
 from plait.compare.report import WIDTH, Display, rows_table, simulated_table, training_table
 from plait.compare.run import Results, check_writable, run_jobs
 from plait.compare.simulate import simulate_rows
+from plait.core_ir.cost import eqn_seconds
 from plait.core_ir.errors import PlaitError, UsageError
 from plait.core_ir.hardware import Hardware, describe
+from plait.core_ir.lanes import describe as describe_lanes
+from plait.core_ir.lanes import lanes
 from plait.core_ir.named_hardware import NAMED, find_hardware
 from plait.core_ir.passes.multiplex import multiplex_pairs
+from plait.core_ir.passes.overlap import overlap
 from plait.core_ir.program import PAIR, TASK_KINDS
 from plait.core_ir.text import print_graph, print_program
 from plait.workloads.abstract import load_abstract
@@ -230,8 +235,19 @@ def program(
     source: Annotated[
         bool, typer.Option("--source", help="Say where each equation comes from.")
     ] = False,
+    hardware: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="Whose times order F&B, and tasks with collectives: when each equation would run is shown behind it.",
+        ),
+    ] = "cpu-core",
 ) -> None:
-    """Print the IR of a model's pipeline, or of some of its tasks. Nothing is compiled."""
+    """Print the IR of a model's pipeline, or of some of its tasks. Nothing is compiled.
+
+    F&B is printed in the order in which it runs, with the lane and the times of each equation.
+    """
+    seconds = partial(eqn_seconds, hardware=find_hardware(hardware))
     if task is not None and task not in (*TASK_KINDS, PAIR):
         raise UsageError(f"unknown task {task!r}; there are: {', '.join((*TASK_KINDS, PAIR))}")
     if schedule is None and task == PAIR:
@@ -263,7 +279,15 @@ def program(
     graphs = (
         graph for index, kind, graph in tasks if stage in (None, index) and task in (None, kind)
     )
-    sys.stdout.write("\n".join(print_graph(graph, source=source) for graph in graphs))
+    for number, graph in enumerate(graphs):
+        sys.stdout.write("\n" if number else "")
+        if source or task != PAIR:
+            sys.stdout.write(print_graph(graph, source=source))
+            continue
+        ordered = overlap(graph, seconds)
+        summary, comment = describe_lanes(ordered, lanes(ordered, seconds))
+        text = print_graph(ordered, comment=comment)
+        sys.stdout.write(text.replace("\n\n", f"\n\n// {summary}\n", 1))
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

@@ -21,7 +21,7 @@ from plait.core_ir.passes.fold_transposes import fold_transposes
 from plait.core_ir.passes.live import peak_bytes
 from plait.core_ir.passes.merge_common_subexpressions import merge_common_subexpressions
 from plait.core_ir.passes.multiplex import multiplex, multiplex_pairs
-from plait.core_ir.passes.overlap import fillers, overlap, overlap_pairs
+from plait.core_ir.passes.overlap import fillers, overlap, overlap_pairs, overlap_tasks
 from plait.core_ir.passes.partition_stages import partition_stages
 from plait.core_ir.passes.pipeline import (
     CLEANING,
@@ -66,6 +66,7 @@ __all__ = [
     "multiplex_pairs",
     "overlap",
     "overlap_pairs",
+    "overlap_tasks",
     "partition_stages",
     "peak_bytes",
     "schedule_program",

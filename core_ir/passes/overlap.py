@@ -28,7 +28,7 @@ from plait.core_ir.lanes import Seconds, lanes
 from plait.core_ir.ops.collective import STARTS, wait
 from plait.core_ir.passes.equations import has_effect
 from plait.core_ir.passes.live import Live, peak_bytes
-from plait.core_ir.program import Program
+from plait.core_ir.program import Program, Stage
 
 
 def overlap(graph: Graph, seconds: Seconds, *, memory_bytes: int | None = None) -> Graph:
@@ -47,6 +47,20 @@ def overlap(graph: Graph, seconds: Seconds, *, memory_bytes: int | None = None) 
             f"{min(map(peak_bytes, (*candidates, graph)))}"
         )
     return min(fitting, key=lambda found: lanes(found, seconds).exposed)
+
+
+def overlap_tasks(program: Program) -> Program:
+    """The program with its tasks that communicate in that order, by the cost model's times; others stay."""
+
+    def ordered(graph: Graph) -> Graph:
+        communicates = any(eqn.op in STARTS for eqn in graph.eqns)
+        return overlap(graph, eqn_seconds) if communicates else graph
+
+    stages = (
+        Stage(stage.index, {kind: ordered(task) for kind, task in stage.tasks.items()})
+        for stage in program.stages
+    )
+    return replace(program, stages=tuple(stages))
 
 
 def overlap_pairs(program: Program, pairs: Collection[tuple[int, int]]) -> Program:

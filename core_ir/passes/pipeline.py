@@ -21,7 +21,7 @@ from plait.core_ir.passes.fold_constants import fold_constants
 from plait.core_ir.passes.fold_transposes import fold_transposes
 from plait.core_ir.passes.merge_common_subexpressions import merge_common_subexpressions
 from plait.core_ir.passes.multiplex import multiplex_pairs
-from plait.core_ir.passes.overlap import overlap_pairs
+from plait.core_ir.passes.overlap import overlap_pairs, overlap_tasks
 from plait.core_ir.passes.partition_stages import partition_stages
 from plait.core_ir.passes.sort_equations import sort_equations
 from plait.core_ir.passes.split_backward import split_backward
@@ -56,7 +56,12 @@ def sort_tasks(program: Program) -> Program:
     return replace(program, stages=tuple(stages))
 
 
-PROGRAM_PASSES: tuple[ProgramPass, ...] = (split_backward, sort_tasks, deduplicate_stages)
+PROGRAM_PASSES: tuple[ProgramPass, ...] = (
+    split_backward,
+    sort_tasks,
+    overlap_tasks,
+    deduplicate_stages,
+)
 """What a program goes through once it is cut."""
 
 SCHEDULED_PASSES: tuple[ScheduledPass, ...] = (multiplex_pairs, overlap_pairs)

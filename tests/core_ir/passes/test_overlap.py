@@ -1,5 +1,6 @@
 """overlap: what the order hides, that it stays legal and within its memory, and what it means."""
 
+import re
 from collections.abc import Mapping
 
 import networkx as nx
@@ -12,14 +13,15 @@ from plait.core_ir.build import Builder
 from plait.core_ir.errors import VerifyError
 from plait.core_ir.graph import Eqn, Graph, Value
 from plait.core_ir.interpret_ranks import interpret_ranks
-from plait.core_ir.lanes import Lanes, lanes
+from plait.core_ir.lanes import Lanes, describe, lanes
 from plait.core_ir.ops.collective import STARTS, all_to_all, permute, wait
 from plait.core_ir.ops.elementwise import add, mul, tanh
 from plait.core_ir.ops.linalg import dot_general
 from plait.core_ir.parse import parse_graph
 from plait.core_ir.passes.live import peak_bytes
 from plait.core_ir.passes.multiplex import multiplex
-from plait.core_ir.passes.overlap import fillers, overlap
+from plait.core_ir.passes.overlap import fillers, overlap, overlap_tasks
+from plait.core_ir.program import Program, Stage
 from plait.core_ir.text import print_graph
 from plait.core_ir.types import TensorType, f32
 from plait.core_ir.verify import verify
@@ -39,6 +41,17 @@ graph @{name}(%x: f32[4, 4] {{activation "x"}}, %w: f32[4, 4] {{param "w"}}) -> 
   %b: f32[4, 4] = wait(%h)
   %z: f32[4, 4] = dot_general(%b, %w) {{batch=[[], []], contract=[[1], [0]]}}
 }}
+"""
+
+
+TWO_PATHS = """plait.ir 1
+
+graph @NAME(%x: f32[64, 64] {activation "x"}, %w: f32[64, 64] {param "w"}) -> (%z: f32[64, 64] {activation "y"}) {
+  %h: async<f32[64, 64]> = all_to_all(%x) {axis="expert", concat_dim=0, size=2, split_dim=0}
+  %b: f32[64, 64] = wait(%h)
+  %a: f32[64, 64] = dot_general(%x, %w) {batch=[[], []], contract=[[1], [0]]}
+  %z: f32[64, 64] = add(%a, %b)
+}
 """
 
 
@@ -188,3 +201,33 @@ def test_lanes_by_hand() -> None:
     )
     # x, two exchanges and tanh, each of 16 bytes; then x is gone, and a sum stands beside the other three.
     assert peak_bytes(graph) == 64
+
+
+def test_lanes_are_shown_behind_equations() -> None:
+    ordered = overlap(multiplex(*halves()), cost)
+    summary, comment = describe(ordered, lanes(ordered, cost))
+    found = lanes(ordered, cost)
+    assert summary == (
+        f"{found.total * 1e6:.2f} us; communication 6000000.00 us, of which {found.hidden * 1e6:.2f} us are hidden and "
+        f"{found.exposed * 1e6:.2f} us exposed"
+    )
+    text = print_graph(ordered, comment=comment)
+    starts = [line for line in text.splitlines() if "= all_to_all(" in line]
+    assert [re.sub(r".*// ", "", line) for line in starts] == [
+        "expert 4000000.00 .. 7000000.00 us",
+        "expert 8000000.00 .. 11000000.00 us",
+    ]
+    assert print_graph(parse_graph(text)) == print_graph(ordered)
+
+
+def test_tasks_that_communicate_are_ordered_and_others_stay() -> None:
+    forward = parse_graph(TWO_PATHS.replace("NAME", "m.stage0.forward"))
+    plain = parse_graph(
+        'plait.ir 1\n\ngraph @m.stage0.backward(%g: f32[4] {gradient "y"}) -> (%d: f32[4] {param_grad "w"}) {\n'
+        "  %d: f32[4] = tanh(%g)\n}\n"
+    )
+    program = Program("m", (Stage(0, {"F": forward, "B": plain}),), ())
+    stage = overlap_tasks(program).stages[0]
+    assert stage.tasks["B"] is plain
+    names = [eqn.op.name for eqn in stage.tasks["F"].eqns]
+    assert names == ["all_to_all", "dot_general", "wait", "add"]
