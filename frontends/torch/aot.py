@@ -33,9 +33,11 @@ from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import PythonKeyTracer, make_fx
 from torch.utils import _pytree as pytree
 
-from plait.core_ir.errors import CaptureError
+from plait.core_ir.errors import CaptureError, UnsupportedError
 from plait.core_ir.graph import UNKNOWN, Source
 from plait.frontends.torch.checkpoint import recomputation
+from plait.frontends.torch.groups import COMMUNICATION
+from plait.frontends.torch.plain_collectives import functional_forms
 from plait.frontends.torch.sources import calling_source, raising_source
 
 Kind: TypeAlias = Literal[
@@ -193,6 +195,7 @@ def export_joint(module: nn.Module, args: Sequence[Tensor], recorder: Recorder) 
             stack.enter_context(torch.compiler.set_stance("force_eager"))  # the user's compile
             stack.enter_context(mock.patch.object(HigherOrderOperator, "__call__", _refuse))
             stack.enter_context(recorder.recording())
+            stack.enter_context(functional_forms())
             joint = aot_export_joint_with_descriptors(stack, module, tuple(args))
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         where = raising_source(error.__traceback__)
@@ -201,8 +204,8 @@ def export_joint(module: nn.Module, args: Sequence[Tensor], recorder: Recorder) 
                 f"{where}: the value of a tensor is read as a Python number (item(), int(), float(), an if, a shape or "
                 "a bound of a slice), but it depends on the data, which is not known while the model is captured. A "
                 "number in the batch is such a tensor: an input, which may differ from batch to batch. Keep it as a "
-                "tensor (torch.where in place of an if); a setting that does not change belongs in a closure, or in "
-                "the batch as a str"
+                "tensor (torch.where in place of an if), and pad the parts that ranks exchange to one size; a setting "
+                "that does not change belongs in a closure, or in the batch as a str"
             ) from error
         raise CaptureError(
             f"{where}: {error.func} gives a shape or a Python value that depends on the data, so the program is not "
@@ -236,6 +239,13 @@ def _refuse(op: HigherOrderOperator, *args: Any, **kwargs: Any) -> Any:
     """In place of an op over functions, such as cond, and of the wrapper that makes an op functional."""
     where, name = calling_source(), str(op)
     if name == "with_effects":
+        if args[1].namespace in COMMUNICATION:
+            raise UnsupportedError(
+                f"{where}: {args[1]} communicates between ranks and cannot be captured as it is called here. Call "
+                "torch.distributed.all_reduce, all_gather, all_gather_into_tensor, reduce_scatter, "
+                "reduce_scatter_tensor, all_to_all or all_to_all_single by this full name, or a functional collective "
+                "(torch.distributed._functional_collectives), which has a gradient too"
+            )
         checked = (
             "checks at run time whether a matrix can be inverted or factored, and raises; use the op that returns "
             "`info` in place of raising (torch.linalg.inv_ex, cholesky_ex, solve_ex, lu_factor_ex)"

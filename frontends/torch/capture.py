@@ -74,7 +74,7 @@ def capture(
         spec = batch_spec(flat, num_microbatches, narrow=False)
         treespec = pytree.tree_structure(batch)
         program, joint = trace(loss_fn, model, spec, treespec, split or (), has_aux, device)
-        graph = lower_joint(joint, held, spec, program)
+        graph = lower_joint(joint, held, spec, program, mesh)
     return Captured(
         graph=graph,
         framework="torch",
@@ -127,7 +127,11 @@ def _fake(type: TensorType, device: torch.device) -> Tensor:
 
 
 def lower_joint(
-    joint: aot.JointGraph, held: ModelState, spec: BatchSpec, program: Program
+    joint: aot.JointGraph,
+    held: ModelState,
+    spec: BatchSpec,
+    program: Program,
+    mesh: Mesh | None = None,
 ) -> Graph:
     """The joint graph as a Graph with the ports of `frontends.captured`."""
     b = Builder("joint")
@@ -147,7 +151,7 @@ def lower_joint(
                 env[node] = b.input(type_of(node.meta["val"]), "loss_grad")
             case "zero":
                 env[node] = b.full(type_of(node.meta["val"]), 0)
-    lower_nodes(b, joint.nodes(), env, rng_key)
+    lower_nodes(b, joint.nodes(), env, rng_key, mesh)
     _outputs(b, joint, held, program, env)
     return b.build()
 

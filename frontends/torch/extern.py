@@ -15,10 +15,8 @@ from torch._ops import OpOverload
 from plait.core_ir.errors import CaptureError, UnsupportedError
 from plait.core_ir.graph import Value
 from plait.core_ir.ops import control
+from plait.frontends.torch.groups import COMMUNICATION
 from plait.frontends.torch.rules import Result, Site
-
-COMMUNICATION = ("c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd")
-"""Namespaces of ops that ranks run together."""
 
 
 def extern(s: Site, target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Result:

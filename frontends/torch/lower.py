@@ -15,6 +15,7 @@ from plait.core_ir.arrays import to_numpy
 from plait.core_ir.build import Builder
 from plait.core_ir.errors import CaptureError, PlaitError
 from plait.core_ir.graph import UNKNOWN, Value
+from plait.core_ir.mesh import Mesh
 from plait.core_ir.ops import control
 from plait.core_ir.ops import random as rnd
 from plait.core_ir.types import TensorType, bool_, c128, f64, i64, u32
@@ -72,7 +73,11 @@ TABLE: Rules = {
 
 
 def lower_nodes(
-    b: Builder, nodes: Sequence[fx.Node], env: dict[fx.Node, Any], rng_key: Value | None
+    b: Builder,
+    nodes: Sequence[fx.Node],
+    env: dict[fx.Node, Any],
+    rng_key: Value | None,
+    mesh: Mesh | None = None,
 ) -> None:
     """Lower nodes in order; `env` holds what stands for each node, and is filled.
 
@@ -105,7 +110,7 @@ def lower_nodes(
                 env[node] = env[container][index]
             else:
                 args, kwargs = fx.map_arg((node.args, node.kwargs), operand)
-                env[node] = _lowered(b, node, args, kwargs, read(rng_key, number))
+                env[node] = _lowered(b, node, args, kwargs, read(rng_key, number), mesh)
 
 
 def _value(x: Any) -> Any:
@@ -113,9 +118,14 @@ def _value(x: Any) -> Any:
 
 
 def _lowered(
-    b: Builder, node: fx.Node, args: Any, kwargs: Mapping[str, Any], rng_key: Value | None
+    b: Builder,
+    node: fx.Node,
+    args: Any,
+    kwargs: Mapping[str, Any],
+    rng_key: Value | None,
+    mesh: Mesh | None,
 ) -> Any:
-    site = Site(b, _types(node), _readers(node), _key_maker(b, node, rng_key), _fakes(node))
+    site = Site(b, _types(node), _readers(node), _key_maker(b, node, rng_key), _fakes(node), mesh)
     target: Any = node.target
     try:
         result = _ruled(site, node, args, kwargs, rng_key)
@@ -166,7 +176,7 @@ def _by_decomposition(
     for placeholder in (n for n in inner.graph.nodes if n.op == "placeholder"):
         env[placeholder] = next(operands)
     body = [n for n in inner.graph.nodes if n.op not in ("placeholder", "output")]
-    lower_nodes(s.b, body, env, rng_key)
+    lower_nodes(s.b, body, env, rng_key, s.mesh)
     (output,) = (n for n in inner.graph.nodes if n.op == "output")
     results = [None if n is None else env[n] for n in output.args[0]]
     return results[0] if _is_single(node) else results

@@ -1,10 +1,12 @@
 """Lowering rules: torch's functional collectives, each a start with its wait behind it.
 
-`wait_tensor` gives its operand: where waits stand is for passes to decide.
+`wait_tensor` gives its operand: where waits stand is for passes to decide. One over a group along several axes is one
+collective after the other.
 """
 
+import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -12,60 +14,111 @@ from plait.core_ir.errors import UnsupportedError
 from plait.core_ir.graph import Value
 from plait.core_ir.op import Op
 from plait.core_ir.ops import collective as ops
-from plait.frontends.torch.groups import axis_of, size_of
+from plait.frontends.torch.groups import axes_of, place_in, size_of
 from plait.frontends.torch.rules import Rules, Site
 
 c10d = torch.ops._c10d_functional
 autograd = torch.ops._c10d_functional_autograd
 
 
-def _together(s: Site, op: Op, x: Value, **attrs: Any) -> Value:
-    return s(ops.wait, s(op, x, **attrs))
+Over: TypeAlias = list[dict[str, Any]]
+"""The attributes that name an axis, for each axis of a group."""
 
 
-def _over(s: Site, group: Any, size: int) -> dict[str, Any]:
-    return {"axis": axis_of(group, s.b.source), "size": size}
+def _over(s: Site, group: Any) -> Over:
+    axes = axes_of(group, s.mesh, s.b.source)
+    return [] if s.mesh is None else [{"axis": a, "size": s.mesh.axes[a]} for a in axes]
 
 
-def _reduce(s: Site, op: Op, x: Value, reduction: str, **attrs: Any) -> Value:
+def _together(s: Site, op: Op, x: Value, over: Over, **attrs: Any) -> Value:
+    for along in over:
+        x = s(ops.wait, s(op, x, **along, **attrs))
+    return x
+
+
+def _reduce(s: Site, op: Op, x: Value, reduction: str, group: Any, **attrs: Any) -> Value:
+    over = _over(s, group)
     if reduction != "avg":
         if reduction not in ops.REDUCTIONS:
             known = ", ".join(ops.REDUCTIONS)
             raise UnsupportedError(
                 f"{s.b.source}: a collective with reduction {reduction!r}; known are {known} and avg"
             )
-        return _together(s, op, x, reduction=reduction, **attrs)
+        return _together(s, op, x, over, reduction=reduction, **attrs)
     if not x.type.dtype.is_inexact:
         raise UnsupportedError(f"{s.b.source}: a collective with reduction 'avg' of {x.type}")
-    return s.div(_together(s, op, x, reduction="sum", **attrs), attrs["size"])
+    total = _together(s, op, x, over, reduction="sum", **attrs)
+    return s.div(total, size_of(group, s.b.source))
 
 
 def all_reduce(s: Site, x: Value, reduction: str, group: Any) -> Value:
-    over = _over(s, group, size_of(group, s.b.source))
-    return _reduce(s, ops.all_reduce, x, reduction, **over)
+    return _reduce(s, ops.all_reduce, x, reduction, group)
 
 
 def all_gather_into_tensor(s: Site, x: Value, size: int, group: Any) -> Value:
     whole = x if x.type.rank else s.b.reshape(x, (1,))
-    return _together(s, ops.all_gather, whole, dim=0, **_over(s, group, size))
+    return _together(s, ops.all_gather, whole, _over(s, group)[::-1], dim=0)
 
 
 def reduce_scatter_tensor(s: Site, x: Value, reduction: str, size: int, group: Any) -> Value:
-    return _reduce(s, ops.reduce_scatter, x, reduction, dim=0, **_over(s, group, size))
+    return _reduce(s, ops.reduce_scatter, x, reduction, group, dim=0)
 
 
 def all_to_all_single(
     s: Site, x: Value, received: Sequence[Any], sent: Sequence[Any], group: Any
 ) -> Value:
     known = all(isinstance(n, int) for n in (*received, *sent))
-    if not known or len({*received, *sent}) != 1:
-        sizes = f"{list(sent)} sent, {list(received)} received" if known else "known from data only"
+    if known and len({*received, *sent}) == 1:
+        return _exchanged(s, x, _over(s, group))
+    turned = _rotation(received, sent, place_in(group, s.b.source)) if known else None
+    if turned is not None:
+        return _rotated(s, x, turned, group)
+    sizes = f"{list(sent)} sent, {list(received)} received" if known else "known from data only"
+    raise UnsupportedError(
+        f"{s.b.source}: all_to_all_single with parts of unequal sizes ({sizes}); shapes are static: pad the parts "
+        "to one size (a capacity for each rank)"
+    )
+
+
+def _exchanged(s: Site, x: Value, over: Over) -> Value:
+    """Equal parts along dim 0 are exchanged; over several axes as a grid of parts with a dim for each."""
+    if len(over) < 2:
+        return _together(s, ops.all_to_all, x, over, split_dim=0, concat_dim=0)
+    sizes = [along["size"] for along in over]
+    length = x.type.shape[0] // math.prod(sizes)
+    parts = s.b.reshape(x, (*sizes, length, *x.type.shape[1:]))
+    for dim, along in enumerate(over):
+        parts = _together(s, ops.all_to_all, parts, [along], split_dim=dim, concat_dim=dim)
+    return s.b.reshape(parts, x.type.shape)
+
+
+def _rotation(received: Sequence[int], sent: Sequence[int], place: int) -> int | None:
+    """By how many places each rank sends all it has, if this one sends it to one and gets as much from one.
+
+    This is what `permute_tensor` asks for. NOTE: one rank sees its own two neighbours only; that others rotate by as
+    many is known once captures of several ranks agree.
+    """
+    size, (to, *more), (source, *others) = len(sent), _filled(sent), _filled(received)
+    if more or others or sent[to] != received[source]:
+        return None
+    turn = (to - place) % size
+    return turn if turn == (place - source) % size else None
+
+
+def _filled(sizes: Sequence[int]) -> list[int]:
+    return [i for i, n in enumerate(sizes) if n] or [-1]
+
+
+def _rotated(s: Site, x: Value, turn: int, group: Any) -> Value:
+    over = _over(s, group)
+    if len(over) != 1:
         raise UnsupportedError(
-            f"{s.b.source}: all_to_all_single with parts of unequal sizes ({sizes}); shapes are static: pad the parts "
-            "to one size (a capacity for each rank)"
+            f"{s.b.source}: ranks along several axes of the mesh ({', '.join(a['axis'] for a in over)}) send their "
+            "tensors around; send them along one axis at a time"
         )
-    over = _over(s, group, len(sent))
-    return _together(s, ops.all_to_all, x, split_dim=0, concat_dim=0, **over)
+    size = over[0]["size"]
+    pairs = tuple((source, (source + turn) % size) for source in range(size))
+    return _together(s, ops.permute, x, over, pairs=pairs)
 
 
 def wait_tensor(s: Site, x: Value) -> Value:

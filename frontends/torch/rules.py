@@ -13,6 +13,7 @@ from torch._ops import OpOverload
 
 from plait.core_ir.build import Builder
 from plait.core_ir.graph import Value
+from plait.core_ir.mesh import Mesh
 from plait.core_ir.op import Op
 from plait.core_ir.ops import elementwise as ew
 from plait.core_ir.types import DType, TensorType, bool_
@@ -43,6 +44,7 @@ class Site:
     readers: the aten ops that read each result.
     new_key: the key of this node, if it is a random op.
     fakes: the positional arguments as torch saw them, for the rare rule that depends on strides.
+    mesh: whose axes collectives may be over.
     """
 
     b: Builder
@@ -50,6 +52,7 @@ class Site:
     readers: tuple[frozenset[Any], ...]
     new_key: Callable[[], Value]
     fakes: Sequence[Any] = ()
+    mesh: Mesh | None = None
 
     @property
     def type(self) -> TensorType:

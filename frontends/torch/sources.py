@@ -18,6 +18,8 @@ _TORCH = str(Path(torch.__file__).parent)
 _OURS = str(Path(__file__).parent)
 _STDLIB = sysconfig.get_path("stdlib")
 _PACKAGES = ("site-packages", "dist-packages")
+_WRAPPERS = ("/typing_extensions.py",)
+"""Ends of files outside torch that stand around what torch deprecates."""
 _API = ("plait.api", "plait.extras")
 
 
@@ -87,4 +89,4 @@ def _is_users(frame: FrameType) -> bool:
     name = frame.f_code.co_filename
     if name.startswith(_STDLIB) and not any(folder in name for folder in _PACKAGES):
         return False
-    return not name.startswith((_TORCH, _OURS, "<"))
+    return not name.startswith((_TORCH, _OURS, "<")) and not name.endswith(_WRAPPERS)

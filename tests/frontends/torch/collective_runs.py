@@ -17,11 +17,13 @@ from plait.core_ir.arrays import to_numpy
 from plait.core_ir.build import Builder
 from plait.core_ir.graph import Graph
 from plait.core_ir.interpret_ranks import interpret_ranks
+from plait.core_ir.mesh import Mesh
 from plait.core_ir.verify import verify
 from plait.frontends.torch.dtypes import type_of
 from plait.frontends.torch.lower import lower_nodes
 
 GROUP: Any = "plait:data"
+MESH = Mesh({"stage": 1, "data": 2})
 c10d = torch.ops._c10d_functional
 autograd = torch.ops._c10d_functional_autograd
 
@@ -33,7 +35,7 @@ def lowered(function: Callable[..., Any], *args: Tensor) -> Graph:
     env: dict[fx.Node, Any] = {
         n: b.input(type_of(n.meta["val"])) for n in nodes if n.op == "placeholder"
     }
-    lower_nodes(b, [n for n in nodes if n.op not in ("placeholder", "output")], env, None)
+    lower_nodes(b, [n for n in nodes if n.op not in ("placeholder", "output")], env, None, MESH)
     (output,) = (n for n in nodes if n.op == "output")
     for node in pytree.tree_leaves(output.args[0]):
         b.output(env[node])

@@ -16,6 +16,7 @@ from plait.core_ir.arrays import to_numpy
 from plait.core_ir.build import Builder
 from plait.core_ir.graph import Graph
 from plait.core_ir.interpret import interpret
+from plait.core_ir.mesh import Mesh
 from plait.core_ir.types import KEY
 from plait.core_ir.verify import verify
 from plait.frontends.captured import Captured
@@ -27,7 +28,7 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 1.6e-2, 
 """By dtype of a result, relative to its largest entry, at least 1."""
 
 
-def lowered(function: Callable[..., Any], args: Sequence[Any]) -> Graph:
+def lowered(function: Callable[..., Any], args: Sequence[Any], mesh: Mesh | None = None) -> Graph:
     """The aten ops of a function of tensors as a Graph: inputs are the tensors and a key."""
     traced = make_fx(functionalize(function), tracing_mode="fake")(*args)
     b = Builder("rule")
@@ -39,7 +40,7 @@ def lowered(function: Callable[..., Any], args: Sequence[Any]) -> Graph:
     }
     key = b.input(KEY)
     body = [n for n in nodes if n.op not in ("placeholder", "output")]
-    lower_nodes(b, body, env, key)
+    lower_nodes(b, body, env, key, mesh)
     (output,) = (n for n in nodes if n.op == "output")
     for node in pytree.tree_leaves(output.args[0]):
         b.output(env[node])
