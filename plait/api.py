@@ -9,7 +9,7 @@ from typing import Any
 
 from plait.backends.runtime import Engine
 from plait.core_ir.arrays import is_torch
-from plait.core_ir.errors import BatchError, ScheduleError, UsageError
+from plait.core_ir.errors import BatchError, CaptureError, ScheduleError, UsageError
 from plait.core_ir.hardware import Hardware
 from plait.core_ir.mesh import Mesh
 from plait.core_ir.named_hardware import CPU_CORE
@@ -219,14 +219,20 @@ def _capture_on(
 
     try:
         captured = run(mesh)
-    except BatchError:
-        if not guess:
+    except (BatchError, CaptureError):  # parts too small to cut, by us or by the model
+        if not guess or not mesh.data_axes:
             raise
         captured = run(replace(mesh, data_axes=()))
         if not captured.named_axes:
             raise
         mesh = replace(mesh, data_axes=())
     named = captured.named_axes
+    twice = [axis for axis in mesh.data_axes if axis in named]
+    if captured.framework == "jax" and twice and not guess:
+        raise UsageError(
+            f"data_axes names {', '.join(map(repr, twice))}, over which the model's own shard_map runs: its specs say "
+            "how the batch lies; take it out of data_axes"
+        )
     if guess:
         found = tuple(axis for axis in mesh.other_axes if axis not in named)
         if found != mesh.data_axes:

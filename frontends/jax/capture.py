@@ -1,6 +1,7 @@
 """Capture of a JAX loss as one joint program: forward, loss and gradients, with boundary markers."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -11,15 +12,18 @@ from plait.core_ir.arrays import to_numpy
 from plait.core_ir.build import Builder
 from plait.core_ir.errors import UsageError
 from plait.core_ir.graph import Graph
-from plait.core_ir.mesh import Mesh
+from plait.core_ir.mesh import Mesh, part_type, whole_type
 from plait.core_ir.types import KEY
 from plait.frontends.captured import Captured, Leaf
 from plait.frontends.jax.batch_tree import BatchTree, batch_tree, flatten_batch
 from plait.frontends.jax.jaxpr import KEY_IMPL, is_key, type_of_aval, x64
+from plait.frontends.jax.layouts import Use, used_layouts
 from plait.frontends.jax.linen import boundaries_before, check_paths
 from plait.frontends.jax.lower import lower_jaxpr
 from plait.frontends.jax.marks import Marks
+from plait.frontends.jax.mesh_axes import check_axes
 from plait.frontends.jax.model import ModelView, view_model
+from plait.frontends.jax.sharded import WHOLE, Operand, sharded
 from plait.frontends.jax.trace import Traced, trace
 from plait.frontends.jax.trees import ArrayTree, named_leaves
 
@@ -45,7 +49,8 @@ def capture(
         or an nnx module: its Params are the parameters, its other variables buffers. Inexact leaves are differentiated.
     batch: 64-bit arrays of NumPy or torch are read as 32-bit ones, as JAX reads them by default; with its 64-bit types
         on, or a 64-bit leaf among the model's, they stay.
-    mesh: whose axes the model's collectives may be over.
+    mesh: whose axes, but for that of the stages, the model's `shard_map`s may be over. The program is then that of one
+        rank. A parameter that is only ever used cut, in one way, is held so: such a leaf's type is that of the part.
     split: None (cuts where the loss calls `stage_boundary`) or paths of linen modules (a cut before each; the
         loss's own `stage_boundary` calls do not cut then).
     trainable: `trainable(name, leaf)` is False for parameters to freeze.
@@ -62,7 +67,8 @@ def capture(
     with x64(view.x64):
         with boundaries_before(paths) as called:
             traced = trace(loss_fn, view, data, learned)
-        graph = _lower(view, data, leaves, traced, marks)
+        leaves = _laid_out(leaves, traced, mesh)
+        graph = _lower(view, data, leaves, traced, marks, mesh)
     check_paths(paths, called, marks.paths)
     params = {leaf.name: leaf for leaf in leaves if leaf.role == "param"}
     buffers = [leaf.name for leaf in leaves if leaf.role == "buffer"]
@@ -130,11 +136,36 @@ def _raw_leaves(view: ModelView) -> list[Any]:
     return [leaf for i, (_, leaf) in enumerate(leaves) if i not in view.params.static]
 
 
+def _laid_out(leaves: Sequence[Leaf], traced: Traced, mesh: Mesh | None) -> tuple[Leaf, ...]:
+    """The leaves, parameters as they are held: cut, where every use of one is cut in one way."""
+    if mesh is None:
+        return tuple(leaves)
+    results: list[Use] = [WHOLE] * len(traced.jaxpr.out_avals)
+    num_grads = sum(leaf.trainable for leaf in leaves)
+    results[1 : 1 + num_grads] = [None] * num_grads
+    uses = used_layouts(traced.jaxpr, results, mesh.other_axes)
+    return tuple(
+        replace(leaf, layout=use, type=part_type(leaf.type, use, mesh.axes))
+        if use and leaf.role == "param"
+        else leaf
+        for leaf, use in zip(leaves, uses, strict=False)
+    )
+
+
 def _lower(
-    view: ModelView, data: BatchTree, leaves: Sequence[Leaf], traced: Traced, marks: Marks
+    view: ModelView,
+    data: BatchTree,
+    leaves: Sequence[Leaf],
+    traced: Traced,
+    marks: Marks,
+    mesh: Mesh | None,
 ) -> Graph:
     b = Builder("joint")
-    inputs = [b.input(leaf.type, leaf.role, leaf.name) for leaf in leaves]
+    axes = {} if mesh is None else {axis: mesh.axes[axis] for axis in mesh.other_axes}
+    inputs: list[Operand] = []
+    for leaf in leaves:
+        type = whole_type(leaf.type, leaf.layout, axes)
+        inputs.append(sharded(b.input(leaf.type, leaf.role, leaf.name), leaf.layout, type, axes))
     batch_types = (
         type_of_aval(aval, name) for aval, name in zip(data.avals, data.names, strict=True)
     )
@@ -144,7 +175,17 @@ def _lower(
     loss_type = type_of_aval(traced.jaxpr.out_avals[0], "the loss")
     cotangent = b.input(loss_type, "loss_grad")
     marks.backward.add(cotangent)
-    results = iter(lower_jaxpr(b, traced.jaxpr, [*inputs, cotangent], marks))
+    results = iter(
+        lower_jaxpr(
+            b,
+            traced.jaxpr,
+            [*inputs, cotangent],
+            marks,
+            axes,
+            mesh.stage_axis if mesh else "",
+            [WHOLE, *(leaf.layout for leaf in leaves if leaf.trainable)],
+        )
+    )
     b.output(next(results), "loss")
     for leaf in leaves:
         if leaf.trainable:
@@ -158,7 +199,9 @@ def _lower(
             b.output(after, "buffer_update", name)
     for name, value in zip(traced.aux.names, results, strict=True):
         b.output(value, "aux", name)
-    return b.build()
+    graph = b.build()
+    check_axes(graph, mesh)
+    return graph
 
 
 def _pack_grads(tree: ArrayTree, leaves: Mapping[str, Leaf], grads: Mapping[str, Any]) -> Any:

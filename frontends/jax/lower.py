@@ -7,16 +7,19 @@ from typing import Any
 
 from plait.core_ir.build import Builder
 from plait.core_ir.errors import CaptureError
-from plait.core_ir.graph import Graph, Value
+from plait.core_ir.graph import Value
+from plait.core_ir.mesh import Layout, part_type
 from plait.frontends.jax import (
     lower_collective,
     lower_control,
     lower_elementwise,
+    lower_flow,
     lower_index,
     lower_linalg,
     lower_random,
     lower_reduce,
     lower_shape,
+    lower_shard_map,
     lower_traced,
 )
 from plait.frontends.jax.jaxpr import (
@@ -31,7 +34,16 @@ from plait.frontends.jax.jaxpr import (
 )
 from plait.frontends.jax.lower_extern import extern
 from plait.frontends.jax.marks import Marks
-from plait.frontends.jax.site import Rule, Site
+from plait.frontends.jax.sharded import (
+    WHOLE,
+    Operand,
+    Sharded,
+    laid_out,
+    layout_of,
+    part,
+    sharded,
+)
+from plait.frontends.jax.site import Body, Rule, Site
 
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
@@ -43,10 +55,15 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         **lower_random.RULES,
         **lower_collective.RULES,
         **lower_control.RULES,
+        **lower_flow.RULES,
+        **lower_shard_map.RULES,
         **lower_traced.RULES,
     }
 )
 """A primitive that is not here becomes an `extern`."""
+
+TAKES_PARTS = lower_control.TAKES_PARTS | {*lower_flow.RULES, *lower_shard_map.RULES}
+"""Primitives whose rules take operands that are sharded as they are; others get the whole."""
 
 
 @dataclass(frozen=True)
@@ -55,17 +72,21 @@ class JaxprLowering:
 
     scopes: module scopes of the equation that what is lowered stands in.
     recomputing: what is lowered computes again what the forward computed.
-    axes: number of ranks along each axis of the mesh.
+    axes: number of ranks along each axis of the mesh, and along each that a `shard_map` met so far is over.
+    stage_axis: the axis along which the stages stand.
+    wholes: what has been made of what is sharded.
     """
 
     marks: Marks
     scopes: tuple[str, ...] = ()
     recomputing: bool = False
-    axes: Mapping[str, int] = field(default_factory=dict)
+    axes: dict[str, int] = field(default_factory=dict)
+    stage_axis: str = ""
+    wholes: dict[Sharded, Value] = field(default_factory=dict)
 
-    def inline(self, b: Builder, jaxpr: ClosedJaxpr, *operands: Value) -> list[Value]:
+    def inline(self, b: Builder, jaxpr: ClosedJaxpr, *operands: Operand) -> list[Operand]:
         """The results of a jaxpr, its equations appended to `b`."""
-        env: dict[Var, Value] = {}
+        env: dict[Var, Operand] = {}
         for var, constant in zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True):
             env[var] = b.literal(content_of(constant, type_of_aval(var.aval, b.source)))
         env.update(zip(jaxpr.jaxpr.invars, operands, strict=True))
@@ -73,39 +94,106 @@ class JaxprLowering:
             env.update(zip(eqn.outvars, self._lower(b, eqn, env), strict=True))
         return [_read(b, env, atom) for atom in jaxpr.jaxpr.outvars]
 
-    def recompute(self, b: Builder, jaxpr: ClosedJaxpr, *operands: Value) -> list[Value]:
+    def inline_whole(self, b: Builder, jaxpr: ClosedJaxpr, *operands: Value) -> list[Value]:
+        """As `inline`; the results are whole."""
+        return [self.whole(b, x) for x in self.inline(b, jaxpr, *operands)]
+
+    def recompute(self, b: Builder, jaxpr: ClosedJaxpr, *operands: Operand) -> list[Operand]:
         """As `inline`, for a jaxpr that computes again what the forward computed."""
         return replace(self, recomputing=True).inline(b, jaxpr, *operands)
 
-    def body(self, name: str, jaxpr: ClosedJaxpr) -> Graph:
-        """A jaxpr as a graph of its own."""
+    def body(
+        self,
+        name: str,
+        jaxpr: ClosedJaxpr,
+        given: Sequence[Layout] | None = None,
+        wanted: Sequence[Layout] | None = None,
+    ) -> Body:
+        """A jaxpr as a graph of its own, of parts: operands lie as given, results as wanted (None: all are whole)."""
         b = Builder(name)
-        inputs = [b.input(type_of_aval(v.aval, b.source)) for v in jaxpr.jaxpr.invars]
-        for value in self.inline(b, jaxpr, *inputs):
-            b.output(value)
-        return b.build()
+        inputs: list[Operand] = []
+        for position, var in enumerate(jaxpr.jaxpr.invars):
+            type, layout = type_of_aval(var.aval, b.source), given[position] if given else WHOLE
+            local = b.input(part_type(type, layout, self.axes))
+            inputs.append(sharded(local, layout, type, self.axes))
+        results = self.inline(b, jaxpr, *inputs)
+        for position, result in enumerate(results):
+            b.output(self.laid_out(b, result, wanted[position] if wanted else WHOLE))
+        return Body(b.build(), [layout_of(result) for result in results])
 
-    def _lower(self, b: Builder, eqn: JaxprEqn, env: Mapping[Var, Value]) -> Sequence[Value]:
+    def whole(self, b: Builder, x: Operand) -> Value:
+        """The whole of what may be sharded: gathered once."""
+        if not isinstance(x, Sharded):
+            return x
+        if x not in self.wholes:
+            self.wholes[x] = self.laid_out(b, x, WHOLE)
+        return self.wholes[x]
+
+    def laid_out(self, b: Builder, x: Operand, layout: Layout) -> Value:
+        """This rank's part of x by a layout."""
+        value = laid_out(b, x, layout, self.axes)
+        if part(x) in self.marks.backward:
+            self.marks.backward.add(value)
+        return value
+
+    def _lower(self, b: Builder, eqn: JaxprEqn, env: Mapping[Var, Operand]) -> Sequence[Operand]:
         inner = replace(self, scopes=self.scopes + name_scopes(eqn))
         source = source_of(eqn, inner.scopes, b.source)
         types = tuple(type_of_aval(v.aval, source) for v in eqn.outvars)
         site = Site(eqn, eqn.params, types, source, inner, self.recomputing)
         with b.at(source):
             operands = [_read(b, env, atom) for atom in eqn.invars]
-            out = RULES.get(eqn.primitive.name, extern)(b, site, *operands)
-        results = (out,) if isinstance(out, Value) else tuple(out)
-        found = tuple(v.type for v in results)
+            results = self._apply(b, site, operands)
+        found = tuple(x.type for x in results)
         if found != types:
             raise CaptureError(
                 f"{source}: the lowering of {eqn.primitive.name} gave {found} where JAX says {types}; "
                 "this is a bug in Plait, please report the equation"
             )
-        if not self.marks.backward.isdisjoint(operands):
-            self.marks.backward.update(results)
+        if not self.marks.backward.isdisjoint(map(part, operands)):
+            self.marks.backward.update(map(part, results))
         return results
 
+    def _apply(self, b: Builder, site: Site, operands: list[Operand]) -> Sequence[Operand]:
+        name = site.eqn.primitive.name
+        rule = RULES.get(name, extern)
+        if name not in TAKES_PARTS and any(isinstance(x, Sharded) for x in operands):
+            common = _common_layout(site, operands)
+            if common is not None:
+                return self._on_parts(b, site, operands, common)
+            operands = [self.whole(b, x) for x in operands]
+        return _listed(rule(b, site, *operands))
 
-def _read(b: Builder, env: Mapping[Var, Value], atom: Any) -> Value:
+    def _on_parts(
+        self, b: Builder, site: Site, operands: Sequence[Operand], common: Sharded
+    ) -> Sequence[Operand]:
+        """An elementwise equation, on parts."""
+        layout, axes = common.layout, common.axes
+        parts = [self.laid_out(b, x, layout) if x.type.rank else part(x) for x in operands]
+        types = tuple(part_type(type, layout, axes) for type in site.results)
+        rule = RULES[site.eqn.primitive.name]
+        values = _listed(rule(b, replace(site, results=types), *parts))
+        return [
+            sharded(part(value), layout, type, axes)
+            for value, type in zip(values, site.results, strict=True)
+        ]
+
+
+def _listed(out: Operand | Sequence[Operand]) -> list[Operand]:
+    return [out] if isinstance(out, (Value, Sharded)) else list(out)
+
+
+def _common_layout(site: Site, operands: Sequence[Operand]) -> Sharded | None:
+    """An operand whose layout all can take: the equation is elementwise, and they have its shape or none."""
+    if site.eqn.primitive.name not in lower_elementwise.RULES:
+        return None
+    shapes = {x.type.shape for x in operands if x.type.rank}
+    if shapes != {site.result.shape}:
+        return None
+    return next(x for x in operands if isinstance(x, Sharded))
+
+
+def _read(b: Builder, env: Mapping[Var, Operand], atom: Any) -> Operand:
     if isinstance(atom, Literal):
         return b.literal(content_of(atom.val, type_of_aval(atom.aval, b.source)))
     return env[atom]
@@ -114,12 +202,20 @@ def _read(b: Builder, env: Mapping[Var, Value], atom: Any) -> Value:
 def lower_jaxpr(
     b: Builder,
     jaxpr: ClosedJaxpr,
-    operands: Sequence[Value],
+    operands: Sequence[Operand],
     marks: Marks,
     axes: Mapping[str, int] = MappingProxyType({}),
+    stage_axis: str = "",
+    layouts: Sequence[Layout] = (),
 ) -> list[Value]:
-    """Append a whole jaxpr to a builder; its results.
+    """Append a whole jaxpr to a builder; its results, this rank's parts by `layouts` (the last ones may be left out).
 
     marks: collects the stage boundaries met. axes: number of ranks along each mesh axis that collectives may name.
     """
-    return JaxprLowering(marks, axes=axes).inline(b, jaxpr, *operands)
+    lowering = JaxprLowering(marks, axes=dict(axes), stage_axis=stage_axis)
+    results = lowering.inline(b, jaxpr, *operands)
+    wanted = (*layouts, *(WHOLE for _ in results[len(layouts) :]))
+    return [
+        lowering.laid_out(b, x, to) if to else lowering.whole(b, x)
+        for x, to in zip(results, wanted, strict=True)
+    ]

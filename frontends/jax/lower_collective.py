@@ -14,6 +14,7 @@ from plait.core_ir.graph import Value
 from plait.core_ir.op import Op
 from plait.core_ir.ops import collective as ops
 from plait.core_ir.ops import reduce
+from plait.frontends.jax.sharded import together
 from plait.frontends.jax.site import Rule, Site, ints, pairs
 
 
@@ -46,10 +47,6 @@ def _only_axis(site: Site) -> dict[str, Any]:
     return first
 
 
-def _together(b: Builder, op: Op, x: Value, **attrs: Any) -> Value:
-    return b(ops.wait, b(op, x, **attrs))
-
-
 def _reduction(reduction: str, local: Op) -> Rule:
     def rule(b: Builder, site: Site, *xs: Value) -> Sequence[Value]:
         over = _axes(site, "axes")
@@ -57,7 +54,7 @@ def _reduction(reduction: str, local: Op) -> Rule:
         results = [b(local, x, dims=dims) if dims else x for x in xs]
         for attrs in over:
             results = [
-                _together(b, ops.all_reduce, x, reduction=reduction, **attrs) for x in results
+                together(b, ops.all_reduce, x, reduction=reduction, **attrs) for x in results
             ]
         return results
 
@@ -70,14 +67,14 @@ def _all_gather(b: Builder, site: Site, x: Value) -> Value:
     if not site.params["tiled"]:
         x = b.reshape(x, (*x.type.shape[:dim], 1, *x.type.shape[dim:]))
     for attrs in reversed(_axes(site)):
-        x = _together(b, ops.all_gather, x, dim=dim, **attrs)
+        x = together(b, ops.all_gather, x, dim=dim, **attrs)
     return x
 
 
 def _reduce_scatter(b: Builder, site: Site, x: Value) -> Value:
     dim = int(site.params["scatter_dimension"])
     for attrs in _axes(site):
-        x = _together(b, ops.reduce_scatter, x, dim=dim, reduction="sum", **attrs)
+        x = together(b, ops.reduce_scatter, x, dim=dim, reduction="sum", **attrs)
     return b.reshape(x, site.result.shape)
 
 
@@ -86,12 +83,12 @@ def _all_to_all(b: Builder, site: Site, x: Value) -> Value:
         "split_dim": int(site.params["split_axis"]),
         "concat_dim": int(site.params["concat_axis"]),
     }
-    return _together(b, ops.all_to_all, x, **dims, **_only_axis(site))
+    return together(b, ops.all_to_all, x, **dims, **_only_axis(site))
 
 
 def _ppermute(b: Builder, site: Site, *xs: Value) -> Sequence[Value]:
     moved = {"pairs": pairs(site.params["perm"]), **_only_axis(site)}
-    return [_together(b, ops.permute, x, **moved) for x in xs]
+    return [together(b, ops.permute, x, **moved) for x in xs]
 
 
 def _axis_index(b: Builder, site: Site) -> Value:

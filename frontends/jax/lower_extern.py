@@ -28,7 +28,6 @@ _REFUSED = {
     "mesh_cast": "a sharding annotation",
     "reshard": "a sharding annotation",
     "device_put": "a placement on a device",
-    "shard_map": "a computation over a mesh",
     **dict.fromkeys(
         (
             *("pbroadcast", "psend", "precv", "ragged_all_to_all", "all_gather_reduced"),

@@ -10,13 +10,14 @@ from plait.core_ir.build import Builder
 from plait.core_ir.graph import Value
 from plait.frontends.jax import special
 from plait.frontends.jax.jaxpr import like
+from plait.frontends.jax.sharded import Operand
 from plait.frontends.jax.site import Rule, Site
 
 
 def _traced(function: Callable[..., Any], *names: str) -> Rule:
     """The rule of a primitive that is `function` on its operands and its parameters of these names."""
 
-    def rule(b: Builder, site: Site, *operands: Value) -> list[Value]:
+    def rule(b: Builder, site: Site, *operands: Value) -> list[Operand]:
         params = {name: site.params[name] for name in names}
         avals = (like(x) for x in site.eqn.invars)
         jaxpr = jax.make_jaxpr(lambda *xs: function(*xs, **params))(*avals)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from plait.core_ir.graph import Value
 from plait.frontends.jax.jaxpr import ClosedJaxpr, Jaxpr, jaxprs_of
+from plait.frontends.jax.sharded import Operand
 
 BOUNDARY, TANGENT, COTANGENT = (
     "stage_boundary",
@@ -28,8 +29,8 @@ class Marks:
     paths: list[str] = field(default_factory=list)
     backward: set[Value] = field(default_factory=set)
     num_met: int = 0
-    slices: dict[Value, Sequence[Value]] = field(default_factory=dict)
-    _outputs: dict[int, list[Sequence[Value]]] = field(default_factory=dict)
+    slices: dict[Value, Sequence[Operand]] = field(default_factory=dict)
+    _outputs: dict[int, list[Sequence[Operand]]] = field(default_factory=dict)
     _numbers_left: dict[int, list[int]] = field(default_factory=dict)
 
     @property
@@ -45,7 +46,7 @@ class Marks:
         self._numbers_left.setdefault(uid, []).append(index)
         return index
 
-    def keep(self, uid: int, outputs: Sequence[Value]) -> None:
+    def keep(self, uid: int, outputs: Sequence[Operand]) -> None:
         """Remember what a forward marker gave."""
         self._outputs.setdefault(uid, []).append(outputs)
 
@@ -55,7 +56,7 @@ class Marks:
         left = self._numbers_left.get(uid)
         return left.pop() if left else None
 
-    def outputs(self, uid: int) -> Sequence[Value] | None:
+    def outputs(self, uid: int) -> Sequence[Operand] | None:
         """What the only forward marker of a uid gave; None where there were several, or none."""
         known = self._outputs.get(uid, [])
         return known[0] if len(known) == 1 else None

@@ -6,32 +6,61 @@ from typing import Any, Protocol, TypeAlias
 
 from plait.core_ir.build import Builder
 from plait.core_ir.graph import Graph, Source, Value
+from plait.core_ir.mesh import Layout
 from plait.core_ir.op import Op
 from plait.core_ir.ops.shape import slice_
 from plait.core_ir.types import TensorType
 from plait.frontends.jax.jaxpr import ClosedJaxpr, JaxprEqn, is_key_atom
 from plait.frontends.jax.marks import Marks
+from plait.frontends.jax.sharded import Operand
+
+
+@dataclass(frozen=True)
+class Body:
+    """A jaxpr as a graph of its own, and how its results lay before they were brought to what was wanted."""
+
+    graph: Graph
+    found: Sequence[Layout]
 
 
 class Lowering(Protocol):
     """Lowering of jaxprs inside an equation."""
 
-    def inline(self, b: Builder, jaxpr: ClosedJaxpr, *operands: Value) -> list[Value]:
+    def inline(self, b: Builder, jaxpr: ClosedJaxpr, *operands: Operand) -> list[Operand]:
         """The results of a jaxpr, its equations appended to `b`."""
 
-    def body(self, name: str, jaxpr: ClosedJaxpr) -> Graph:
-        """A jaxpr as a graph of its own."""
+    def inline_whole(self, b: Builder, jaxpr: ClosedJaxpr, *operands: Value) -> list[Value]:
+        """As `inline`; the results are whole."""
 
-    def recompute(self, b: Builder, jaxpr: ClosedJaxpr, *operands: Value) -> list[Value]:
+    def recompute(self, b: Builder, jaxpr: ClosedJaxpr, *operands: Operand) -> list[Operand]:
         """As `inline`, for a jaxpr that computes again what the forward computed."""
+
+    def body(
+        self,
+        name: str,
+        jaxpr: ClosedJaxpr,
+        given: Sequence[Layout] | None = None,
+        wanted: Sequence[Layout] | None = None,
+    ) -> Body:
+        """A jaxpr as a graph of its own, of parts: operands lie as given, results as wanted (None: all are whole)."""
+
+    def whole(self, b: Builder, x: Operand) -> Value:
+        """The whole of what may be sharded: gathered once."""
+
+    def laid_out(self, b: Builder, x: Operand, layout: Layout) -> Value:
+        """This rank's part of x by a layout."""
 
     @property
     def marks(self) -> Marks:
         """The boundary markers met so far."""
 
     @property
-    def axes(self) -> Mapping[str, int]:
-        """Number of ranks along each axis of the mesh."""
+    def axes(self) -> dict[str, int]:
+        """Number of ranks along each axis of the mesh, and along each that a `shard_map` met so far is over."""
+
+    @property
+    def stage_axis(self) -> str:
+        """The axis along which the stages stand."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +84,8 @@ class Site:
         return type
 
 
-Rule: TypeAlias = Callable[..., Value | Sequence[Value]]
-"""`rule(b, site, *operands) -> value or values`."""
+Rule: TypeAlias = Callable[..., Operand | Sequence[Operand]]
+"""`rule(b, site, *operands) -> value or values`; only some rules see what is sharded."""
 
 
 def ints(values: Sequence[Any]) -> tuple[int, ...]:

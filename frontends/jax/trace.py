@@ -1,6 +1,7 @@
 """Tracing the loss and its gradients to one jaxpr, with errors that say where in the user's code."""
 
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,9 @@ _DATA_DEPENDENT = (
     jax.errors.TracerIntegerConversionError,
     jax.errors.NonConcreteBooleanIndexError,
 )
+
+
+_UNBOUND_AXIS = re.compile(r"unbound axis name: (\S+?)[.,]?(\s|$)")
 
 
 @dataclass(frozen=True)
@@ -165,10 +169,22 @@ def _make_jaxpr(function: Callable[..., Any], *operands: Any) -> ClosedJaxpr:
         ) from error
     except PlaitError:
         raise
-    except Exception as error:  # whatever the user's code raises
+    except NameError as error:
+        unbound = _UNBOUND_AXIS.search(str(error))
+        if unbound is None:
+            raise _raised(error) from error
         raise CaptureError(
-            f"{_user_source(error)}: the loss raised {type(error).__name__} while it was traced: {error}"
+            f"{_user_source(error)}: a collective is over axis {unbound[1]!r} where no axis has that name; "
+            "call it inside jax.shard_map over a mesh with that axis"
         ) from error
+    except Exception as error:  # whatever the user's code raises
+        raise _raised(error) from error
+
+
+def _raised(error: Exception) -> CaptureError:
+    return CaptureError(
+        f"{_user_source(error)}: the loss raised {type(error).__name__} while it was traced: {error}"
+    )
 
 
 def _user_source(error: BaseException) -> Source:

@@ -199,19 +199,6 @@ def test_a_primitive_without_a_rule_is_an_extern_with_the_users_line() -> None:
     assert {eqn.source.file for eqn in externs} == {__file__}
 
 
-def test_a_computation_over_a_mesh_is_refused() -> None:
-    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    spec = jax.sharding.PartitionSpec()
-
-    def loss(w: Any, x: Any) -> Any:
-        mapped = jax.shard_map(
-            lambda x: lax.psum(x, "data"), mesh=mesh, in_specs=spec, out_specs=spec
-        )
-        return jnp.sum(mapped(x) @ w)
-
-    refused(loss, "a computation over a mesh")
-
-
 def test_a_placement_inside_the_loss_is_refused() -> None:
     refused(
         lambda w, x: jnp.sum(jax.device_put(x, jax.devices()[0]) @ w),

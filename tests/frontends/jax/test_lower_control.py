@@ -12,12 +12,18 @@ from jax.custom_derivatives import linear_call
 from jax_checks import Case, check, lower, random, with_gradients
 
 from plait.core_ir.errors import CaptureError
+from plait.frontends.jax import lower_control, lower_flow
 from plait.frontends.jax.boundary import stage_boundary
-from plait.frontends.jax.lower_control import RULES
 from plait.frontends.jax.marks import BOUNDARY, COTANGENT, TANGENT
 
 X, W = random((4, 3)), random((3, 3))
 KEY = jax.random.key(0)
+OVER_MESH = jax.shard_map(
+    jnp.sin,
+    mesh=jax.make_mesh((1,), ("one",), axis_types=(jax.sharding.AxisType.Auto,)),
+    in_specs=jax.sharding.PartitionSpec(),
+    out_specs=jax.sharding.PartitionSpec(),
+)
 
 
 @jax.custom_vjp
@@ -174,6 +180,7 @@ CASES = [
     Case("device_put", "anywhere", jax.device_put, (X,)),
     Case(BOUNDARY, "tree", lambda x, w: stage_boundary({"a": x, "b": (w, 3)}), (X, W)),
     Case(COTANGENT, "gradient", jax.grad(total(lambda x, w: stage_boundary(x @ w)), 1), (X, W)),
+    Case("reshard", "cotangent", jax.grad(lambda x: jnp.sum(OVER_MESH(jnp.sum(x)))), (X,)),
     Case(
         TANGENT,
         "forward-mode",
@@ -189,7 +196,7 @@ def test_rule(case: Case) -> None:
 
 
 def test_every_rule_has_a_case() -> None:
-    assert {case.primitive for case in CASES} - {""} == set(RULES)
+    assert {case.primitive for case in CASES} - {""} == {*lower_control.RULES, *lower_flow.RULES}
 
 
 def ops(function: Any, *args: Any) -> list[str]:

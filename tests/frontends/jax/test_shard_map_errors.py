@@ -1,0 +1,111 @@
+"""What of a mapped loss is refused, with the user's line."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.sharding import AbstractMesh
+from jax.sharding import PartitionSpec as P
+from jax_checks import random
+from mesh_checks import capture_on, jax_mesh
+
+from plait.core_ir.errors import CaptureError
+
+X, W = random((4, 6)), random((6, 4))
+LINE = r"test_shard_map_errors.py:\d+: "
+
+
+def refused(loss: Callable[..., Any], message: str, axes: Any = None, **options: Any) -> None:
+    with pytest.raises(CaptureError, match=message):
+        capture_on(loss, W, X, {"model": 2} if axes is None else axes, **options)
+
+
+WHOLE = P()
+
+
+def over(mesh: Any, function: Callable[..., Any], w_spec: Any = WHOLE, **options: Any) -> Any:
+    """The loss that is a function on parts."""
+
+    def loss(w: Any, x: Any) -> Any:
+        mapped = jax.shard_map(
+            function, mesh=mesh, in_specs=(w_spec, P()), out_specs=P(), **options
+        )
+        return jnp.sum(mapped(w, x))
+
+    return loss
+
+
+def summed(axis: str) -> Callable[..., Any]:
+    return lambda w, x: lax.psum(jnp.sum(w) * x, axis)
+
+
+def test_an_axis_that_the_mesh_lacks() -> None:
+    mesh = jax_mesh(tensor=2)
+    for spec in (P(None, "tensor"), P()):
+        refused(
+            over(mesh, lambda w, x: lax.psum(jnp.sum(x @ w), "tensor"), spec),
+            LINE + r"the model .* over axis 'tensor', which the mesh does not have; .* 'model'",
+        )
+
+
+def test_no_mesh_at_all() -> None:
+    mesh = jax_mesh(model=2)
+    refused(
+        over(mesh, summed("model")),
+        LINE + r"the model .* over axis 'model' of a mesh; pass .* mesh=\{..., 'model': 2\}",
+        mesh=None,
+    )
+
+
+def test_another_size_than_that_of_the_mesh() -> None:
+    refused(
+        over(jax_mesh(model=4), summed("model")),
+        LINE + "shard_map over a mesh with 4 ranks along axis 'model'; elsewhere there are 2",
+    )
+
+
+def test_the_axis_of_the_stages() -> None:
+    mesh = AbstractMesh((2, 2), ("stage", "model"))
+    for spec in (P(), P("stage")):
+        refused(
+            over(mesh, summed("stage"), spec), LINE + ".* 'stage', along which the stages stand"
+        )
+
+
+def test_an_axis_left_to_the_compiler() -> None:
+    mesh = jax_mesh(model=2, data=2)
+    refused(
+        over(mesh, summed("model"), axis_names={"model"}),
+        LINE + "shard_map leaves 'data' to the compiler's own partitioning",
+        {"model": 2, "data": 2},
+    )
+
+
+def test_a_spec_that_does_not_divide() -> None:
+    refused(
+        over(jax_mesh(model=4), summed("model"), P("model")),
+        LINE + "the loss raised ValueError .* not evenly divisible",
+        {"model": 4},
+    )
+
+
+def test_a_collective_outside_shard_map() -> None:
+    refused(
+        lambda w, x: lax.psum(jnp.sum(x @ w), "model"),
+        LINE + "a collective is over axis 'model' where no axis .* inside jax.shard_map",
+    )
+    refused(lambda w, x: jnp.sum(w) + no_such_name, "raised NameError while it was traced")  # type: ignore[name-defined]  # noqa: F821
+
+
+def test_groups_within_an_axis() -> None:
+    refused(
+        over(
+            jax_mesh(model=2),
+            lambda w, x: lax.psum(x @ w, "model", axis_index_groups=[[0], [1]]),
+            check_vma=False,
+        ),
+        LINE + "psum with axis_index_groups",
+    )
