@@ -12,6 +12,7 @@ from plait.backends.runtime import Engine, StepInputs, StepOutputs
 from plait.core_ir.arrays import array_type
 from plait.core_ir.errors import UsageError
 from plait.core_ir.interpret import interpret
+from plait.core_ir.mesh import whole_type
 from plait.core_ir.ops.random import fold_in, seed_key
 from plait.core_ir.program import Program
 from plait.core_ir.schedule.auto import reorder
@@ -21,7 +22,8 @@ from plait.core_ir.schedule.rewrite import keep
 from plait.core_ir.schedule.schedule import Schedule
 from plait.core_ir.schedule.timeline import Timeline
 from plait.core_ir.schedule.times import Times
-from plait.frontends.captured import Captured
+from plait.core_ir.types import TensorType
+from plait.frontends.captured import Captured, Leaf
 from plait.options import Options
 
 
@@ -209,12 +211,23 @@ class Pipeline:
                 raise UsageError(
                     f"{leaf.name!r} is on meta, without content; build the model on a device, or pass params="
                 )
-            found = array_type(value)
-            if found != leaf.type:
-                raise UsageError(
-                    f"{leaf.name!r} was {leaf.type} when the pipeline was compiled and is {found}; compile again, or "
-                    "pass it as it was"
+            found, expected = array_type(value), self._given_type(leaf)
+            if found != expected:
+                whole = f" (the whole of what each rank has {leaf.type} of)" * (
+                    expected != leaf.type
                 )
+                raise UsageError(
+                    f"{leaf.name!r} was {expected} when the pipeline was compiled{whole} and is {found}; compile "
+                    "again, or pass it as it was"
+                )
+
+    def _given_type(self, leaf: Leaf) -> TensorType:
+        """What a step takes of a parameter or buffer: all of it, but from a torch model whose ranks have parts each."""
+        has_part = self.captured.framework == "torch" and self.options.engine == "distributed"
+        mesh = self.options.mesh
+        if has_part or mesh is None:
+            return leaf.type
+        return whole_type(leaf.type, leaf.layout, mesh.axes)
 
     def _keep_state(self, outputs: StepOutputs) -> None:
         if self.captured.framework == "torch":
@@ -238,7 +251,7 @@ class Pipeline:
             if leaf.role == "param" and leaf.trainable:
                 grad = outputs.grads.get(leaf.name)
                 if grad is None and leaf.name in self._unused:
-                    grad = self.engine.arrays.zeros(leaf.type, self.engine.stages[0])
+                    grad = self.engine.arrays.zeros(self._given_type(leaf), self.engine.stages[0])
                 grads[leaf.name] = grad
         return grads
 

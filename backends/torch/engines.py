@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from plait.backends.replicas import ReplicatedEngine
 from plait.backends.runtime import Engine
 from plait.backends.torch.engine_distributed import DistributedEngine
 from plait.backends.torch.engine_local import LocalEngine
+from plait.backends.torch.engine_local_mesh import LocalMeshEngine
 from plait.backends.torch.process_group import group, is_initialised
-from plait.core_ir.errors import NotBuiltError, UsageError
+from plait.core_ir.errors import UsageError
 from plait.core_ir.mesh import Layout, Mesh
 from plait.core_ir.program import Program
 from plait.core_ir.schedule.schedule import Schedule
@@ -68,17 +68,9 @@ def build(
         return DistributedEngine(
             program, schedule, device=device, codegen=codegen, mesh=mesh, layouts=layouts
         )
-    if mesh is not None and mesh.named_axes:
-        raise NotBuiltError(
-            f"engine='local' runs no model with collectives yet; this one has them over {', '.join(mesh.named_axes)}: "
-            "start one process for each rank (engine='distributed'), or use the jax backend"
-        )
-    local = LocalEngine(program, schedule, device=device, codegen=codegen)
-    return (
-        local
-        if mesh is None or mesh.num_parts == 1
-        else ReplicatedEngine(mesh, program, lambda _: local)
-    )
+    if mesh is None or len(mesh.other_axes) == 0:
+        return LocalEngine(program, schedule, device=device, codegen=codegen)
+    return LocalMeshEngine(mesh, layouts or {}, program, schedule, device=device, codegen=codegen)
 
 
 def tell_other_ranks(error: Exception) -> None:

@@ -9,6 +9,7 @@ from torch import nn
 
 from plait.backends.torch.engine_distributed import DistributedEngine
 from plait.backends.torch.engine_local import LocalEngine
+from plait.backends.torch.engine_local_mesh import LocalMeshEngine
 from plait.core_ir.arrays import to_numpy
 from plait.core_ir.errors import UsageError
 from plait.core_ir.program import Program
@@ -26,7 +27,7 @@ class Store:
         model: nn.Module,
         trainable: Mapping[str, bool],
         program: Program,
-        engine: LocalEngine | DistributedEngine,
+        engine: LocalEngine | LocalMeshEngine | DistributedEngine,
     ) -> None:
         self._program, self._engine = program, engine
         self._model, self._trainable = model, trainable

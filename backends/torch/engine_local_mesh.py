@@ -1,0 +1,122 @@
+"""The `local` engine on a mesh: a thread for each place along the axes beside the stages', each with all stages.
+
+Threads share the artifacts, and meet in the collectives of their tasks.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from plait.backends.replicas import check_replicable, interleave, own_part
+from plait.backends.runtime import Spans, StepInputs, StepOutputs
+from plait.backends.torch.engine_local import LocalEngine
+from plait.backends.torch.threads import Threads
+from plait.core_ir.mesh import Layout, Mesh, axes_of, part_of
+from plait.core_ir.program import Program
+from plait.core_ir.schedule.schedule import Schedule
+from plait.core_ir.schedule.times import Times
+
+
+class LocalMeshEngine:
+    """Runs all ranks of a mesh in this process."""
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        layouts: Mapping[str, Layout],
+        program: Program,
+        schedule: Schedule,
+        *,
+        device: torch.device,
+        codegen: str,
+    ) -> None:
+        if mesh.num_parts > 1:
+            check_replicable(program)
+        self._mesh, self._layouts = mesh, layouts
+        self._types = {**program.param_types, **program.buffer_types}
+        self._ranks = [n for n, place in enumerate(mesh.places()) if place[mesh.stage_axis] == 0]
+        self._places = [mesh.place(rank) for rank in self._ranks]
+        self._threads = Threads(self._places, {axis: mesh.axes[axis] for axis in mesh.named_axes})
+        self._threads.enter()
+        self._local = LocalEngine(program, schedule, device=device, codegen=codegen)
+        self.stages, self.arrays = self._local.stages, self._local.arrays
+        self.compile_seconds = self._local.compile_seconds
+
+    def reschedule(self, schedule: Schedule) -> None:
+        """Go on under another order of the same tasks."""
+        self._local.reschedule(schedule)
+
+    def agree(self, error: Exception | None) -> None:
+        """Raise `error`."""
+        if error is not None:
+            raise error
+
+    def run(self, inputs: StepInputs) -> StepOutputs:
+        """One step of all ranks."""
+        found = self._threads.run(lambda number: self._local.run(self._own(inputs, number)))
+        is_first = [self._counts(place, ()) for place in self._places]
+        parts = [outputs for outputs, first in zip(found, is_first, strict=True) if first]
+        loss = None
+        for outputs in parts:
+            if outputs.loss is not None:
+                loss = outputs.loss if loss is None else loss + outputs.loss
+        aux = {
+            name: interleave([outputs.aux[name] for outputs in parts], self.arrays)
+            for name in parts[0].aux
+        }
+        grads = {
+            name: self._whole(name, [outputs.grads[name] for outputs in found])
+            for name in found[0].grads
+        }
+        return StepOutputs(loss, grads, found[0].buffers, aux)
+
+    def profile(self, inputs: StepInputs) -> Times:
+        """As the first rank does beside the others."""
+        return self._threads.run(lambda number: self._local.profile(self._own(inputs, number)))[0]
+
+    def measure(self, inputs: StepInputs) -> Spans:
+        """As the first rank does beside the others."""
+        return self._threads.run(lambda number: self._local.measure(self._own(inputs, number)))[0]
+
+    def _own(self, inputs: StepInputs, number: int) -> StepInputs:
+        own = own_part(inputs, self._mesh, self._mesh.part(self._ranks[number]))
+        place = self._places[number]
+        return replace(
+            own,
+            params={name: self._part(name, x, place) for name, x in own.params.items()},
+            buffers={name: self._part(name, x, place) for name, x in own.buffers.items()},
+        )
+
+    def _part(self, name: str, array: Any, place: Mapping[str, int]) -> Any:
+        return part_of(array, self._layouts.get(name, ()), self._mesh.axes, place)
+
+    def _counts(self, place: Mapping[str, int], cut: tuple[str, ...]) -> bool:
+        """Whether a rank stands for those that give the same: the first along axes that are no data axes."""
+        return all(
+            place[axis] == 0
+            for axis in self._mesh.other_axes
+            if axis not in self._mesh.data_axes and axis not in cut
+        )
+
+    def _whole(self, name: str, parts: list[torch.Tensor]) -> torch.Tensor:
+        """The sum over data axes that do not cut the parameter, and the parts along axes that do, joined."""
+        layout = self._layouts.get(name, ())
+        cut = axes_of(layout)
+        sums: dict[tuple[int, ...], torch.Tensor] = {}
+        for place, part in zip(self._places, parts, strict=True):
+            if self._counts(place, cut):
+                key = tuple(place[axis] for axis in cut)
+                sums[key] = sums[key] + part if key in sums else part
+        if not cut:
+            return sums[()]
+        axes = self._mesh.axes
+        shape = list(parts[0].shape)
+        for dim, over in enumerate(layout):
+            for axis in over:
+                shape[dim] *= axes[axis]
+        whole = parts[0].new_empty(shape)
+        for key, part in sums.items():
+            part_of(whole, layout, axes, dict(zip(cut, key, strict=True))).copy_(part)
+        return whole
