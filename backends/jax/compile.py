@@ -1,29 +1,31 @@
-"""Compiling one task: a graph becomes an executable of one device, shared by structurally equal graphs."""
+"""Compiling one task: a graph becomes an executable of one submesh, shared by structurally equal graphs."""
 
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import jax
-from jax.sharding import SingleDeviceSharding
 
 from plait.backends.jax.emit import emit
 from plait.backends.jax.private import shape_struct
+from plait.backends.jax.submesh import Spread, Spreads, Submesh
 from plait.core_ir.graph import Graph
 from plait.core_ir.passes.structure import graph_digest
+from plait.core_ir.program import Program
+from plait.core_ir.types import TensorType
 
 COMPILER_OPTIONS: dict[str, str | bool] = {"xla_allow_excess_precision": False}
 """A conversion to a narrower dtype rounds, as the op says, even where it is converted back at once."""
 
 _MOST_KEPT = 512
-_artifacts: OrderedDict[tuple[str, jax.Device], jax.stages.Compiled] = OrderedDict()
-"""Executables of this process by structure and device, the latest used last."""
+_artifacts: OrderedDict[tuple[object, ...], jax.stages.Compiled] = OrderedDict()
+"""Executables of this process by structure, submesh and how values are spread, the latest used last."""
 
 
 @dataclass(frozen=True)
 class CompiledTask:
-    """A task as a function of arrays on its device, one for each input; gives those of its outputs.
+    """A task as a function of arrays on its submesh, one for each input; gives those of its outputs.
 
     No array that it is given is donated or changed.
 
@@ -33,7 +35,7 @@ class CompiledTask:
     """
 
     graph: Graph
-    device: jax.Device
+    submesh: Submesh
     compile_seconds: float
     executable: jax.stages.Compiled = field(repr=False)
 
@@ -42,29 +44,82 @@ class CompiledTask:
             return list(self.executable(*arrays))
 
 
-def compile_task(graph: Graph, *, device: jax.Device | None = None) -> CompiledTask:
-    """Compile a graph for one device (default: the first), ahead of any call.
+def compile_task(
+    graph: Graph,
+    *,
+    submesh: Submesh | None = None,
+    reads: Sequence[Spread] | None = None,
+    gives: Sequence[Spread] | None = None,
+) -> CompiledTask:
+    """Compile a graph for one submesh (default: the first device), ahead of any call.
+
+    reads, gives: how inputs and outputs are spread; by default not at all.
 
     Raises UnsupportedError where an equation cannot be emitted, with the user's line.
     """
-    device = jax.devices()[0] if device is None else device
-    key = (graph_digest(graph), device)
+    submesh = Submesh((jax.devices()[0],)) if submesh is None else submesh
+    reads = tuple(reads or (Spread(),) * len(graph.inputs))
+    gives = tuple(gives or (Spread(),) * len(graph.outputs))
+    key = (graph_digest(graph), submesh, reads, gives)
     start = time.perf_counter()
     executable = _artifacts.pop(key, None)
     seconds = 0.0
     if executable is None:
-        executable = _compile(graph, device)
+        executable = compile_function(emit(graph), graph.input_types, submesh, reads, gives)
         seconds = time.perf_counter() - start
     _artifacts[key] = executable
     if len(_artifacts) > _MOST_KEPT:
         _artifacts.popitem(last=False)
-    return CompiledTask(graph, device, seconds, executable)
+    return CompiledTask(graph, submesh, seconds, executable)
 
 
-def _compile(graph: Graph, device: jax.Device) -> jax.stages.Compiled:
-    sharding = SingleDeviceSharding(device)
+def compile_function(
+    function: Callable[..., tuple[jax.Array, ...]],
+    types: Sequence[TensorType],
+    submesh: Submesh,
+    reads: Sequence[Spread],
+    gives: Sequence[Spread],
+) -> jax.stages.Compiled:
+    """Compile what each device of a submesh runs; types are those of a device's values."""
     with jax.enable_x64(True):
-        operands = [shape_struct(t.shape, t.dtype.numpy, sharding) for t in graph.input_types]
-        # An input that no equation reads stays an input: callers pass all of them.
-        jitted = jax.jit(emit(graph), keep_unused=True, out_shardings=sharding)
+        wholes = [(submesh.type(t, s), s) for t, s in zip(types, reads, strict=True)]
+        operands = [shape_struct(t.shape, t.dtype.numpy, submesh.sharding(s)) for t, s in wholes]
+        # An input that nothing reads stays an input: callers pass all of them.
+        jitted = jax.jit(
+            submesh.over(function, reads, gives),
+            keep_unused=True,
+            out_shardings=tuple(map(submesh.sharding, gives)),
+        )
         return jitted.lower(*operands).compile(compiler_options=COMPILER_OPTIONS)
+
+
+def compile_of_stage(graph: Graph, submesh: Submesh, spreads: Spreads) -> CompiledTask:
+    """Compile a task whose ports say how its values are spread."""
+    reads = [spreads.of(port) for port in graph.input_ports]
+    gives = [spreads.of(port) for port in graph.output_ports]
+    return compile_task(graph, submesh=submesh, reads=reads, gives=gives)
+
+
+def pair_compiler(
+    program: Program, pair: tuple[int, int], submesh: Submesh, spreads: Spreads
+) -> Callable[[Graph], CompiledTask]:
+    """What compiles the parts of an F&B task: how their values are spread is known by the ports of its halves."""
+    forward, backward = pair
+    halves = (program.task(backward, "B"), program.task(forward, "F"))
+    whole = program.pairs[pair]
+    reads = [spreads.of(port) for half in halves for port in half.input_ports]
+    gives = [spreads.of(port) for half in halves for port in half.output_ports]
+    given = dict(zip(whole.outputs, gives, strict=True))
+    read = {**given, **dict(zip(whole.inputs, reads, strict=True))}
+
+    def compile_part(part: Graph) -> CompiledTask:
+        if part is whole:
+            return compile_task(part, submesh=submesh, reads=reads, gives=gives)
+        return compile_task(
+            part,
+            submesh=submesh,
+            reads=[read.get(value, spreads.by_device) for value in part.inputs],
+            gives=[given.get(value, spreads.by_device) for value in part.outputs],
+        )
+
+    return compile_part

@@ -1,77 +1,44 @@
 """The `mpmd` engine: one XLA program for each (stage, task), dispatched from this process in schedule order.
 
 Dispatch is asynchronous: each device works through its own queue, and transfers are `device_put`. Ranks are dealt to
-the devices there are in turn, so that any number of ranks runs on any number of devices, one GPU included.
+the devices there are in turn, so that any number of ranks runs on any number of devices, one GPU included. On a mesh
+with other axes than that of the stages, what runs a stage is a submesh of devices, and every rank needs its own.
 """
 
 import time
-from collections.abc import Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from numpy.typing import NDArray
 
-from plait.backends.jax.compile import compile_task
+from plait.backends.jax.arrays import JaxArrays
+from plait.backends.jax.compile import compile_of_stage, pair_compiler
 from plait.backends.jax.devices import beside
+from plait.backends.jax.submesh import Spreads, Submesh, submeshes
+from plait.backends.jax.whole import Whole
 from plait.backends.messages import largest_messages, stage_elsewhere
 from plait.backends.order import linear_order
 from plait.backends.parts import pairs_here, parted_pair
+from plait.backends.replicas import check_replicable
 from plait.backends.runtime import Plan, Spans, StepInputs, StepOutputs, task_graphs
 from plait.backends.spans import by_rank, dispatch
 from plait.backends.step import Step, add_shared
 from plait.backends.timing import TaskTimer, median_seconds, task_times
-from plait.core_ir.arrays import is_torch, to_numpy
+from plait.core_ir.mesh import Layout, Mesh
 from plait.core_ir.program import Program
 from plait.core_ir.schedule.ir import ActionTable
 from plait.core_ir.schedule.times import Times
 from plait.core_ir.types import TensorType
 
 
-class JaxArrays:
-    """Arrays on the device of each stage, as the runtime handles them."""
-
-    def __init__(self, devices: Sequence[jax.Device]) -> None:
-        self._devices = tuple(devices)
-        self._add = jax.jit(jnp.add, donate_argnums=0)
-
-    def zeros(self, type: TensorType, stage: int) -> jax.Array:
-        """Zeros of a type."""
-        return self._put(np.zeros(type.shape, type.dtype.numpy), stage)
-
-    def scalar(self, number: float, type: TensorType, stage: int) -> jax.Array:
-        """A number in that type."""
-        return self._put(np.full(type.shape, number, type.dtype.numpy), stage)
-
-    def key(self, words: NDArray[np.uint32], stage: int) -> jax.Array:
-        """A u32[2] key."""
-        return self._put(words, stage)
-
-    def add(self, total: jax.Array, part: jax.Array) -> jax.Array:
-        """total + part; `total` is donated."""
-        with jax.enable_x64(True):
-            added: jax.Array = self._add(total, part)
-        return added
-
-    def move(self, array: Any, stage: int) -> jax.Array:
-        """The array on the stage's device; itself when it is there."""
-        return self._put(to_numpy(array) if is_torch(array) else array, stage)
-
-    def stack(self, parts: Sequence[jax.Array]) -> jax.Array:
-        """Along a new dim 0."""
-        return jnp.stack(list(parts))
-
-    def _put(self, array: Any, stage: int) -> jax.Array:
-        placed: jax.Array = jax.device_put(array, self._devices[stage])
-        return placed
-
-
 class MpmdEngine:
     """Runs the compute actions of all ranks from one process.
 
     home: where gradients of parameters lie that lie on no device of JAX; the first of `devices` by default.
+    mesh, layouts: the axes beside that of the stages, and how parameters and buffers are cut over them.
+
+    Raises UsageError where a mesh has more ranks than there are devices, UnsupportedError for buffers that change on a
+    mesh with data axes.
     """
 
     def __init__(
@@ -81,21 +48,32 @@ class MpmdEngine:
         *,
         devices: Sequence[jax.Device],
         home: jax.Device | None = None,
+        mesh: Mesh | None = None,
+        layouts: Mapping[str, Layout] | None = None,
     ) -> None:
         started = time.perf_counter()
         self.stages = tuple(range(program.num_stages))
         self._home = devices[0] if home is None else home
-        placed = [devices[rank % len(devices)] for rank in schedule.placement]
-        self.arrays = JaxArrays(placed)
+        if mesh is None:
+            ranks = [Submesh((device,)) for device in devices]
+        else:
+            if mesh.num_parts > 1:
+                check_replicable(program)
+            ranks = list(submeshes(mesh, devices))
+        self._placed = placed = [ranks[rank % len(ranks)] for rank in schedule.placement]
+        spreads = Spreads(mesh, layouts or {})
+        self._whole = None if mesh is None else Whole(program, mesh, spreads, placed)
+        self.arrays = JaxArrays([Submesh(submesh.devices[:1]) for submesh in placed])
         tasks = {
-            (stage, kind): compile_task(graph, device=placed[stage])
+            (stage, kind): compile_of_stage(graph, placed[stage], spreads)
             for stage, kind, graph in task_graphs(program, self.stages)
         }
         pairs = {
-            pair: parted_pair(program, pair, partial(compile_task, device=placed[pair[0]]))
+            pair: parted_pair(program, pair, pair_compiler(program, pair, placed[pair[0]], spreads))
             for pair in pairs_here(program, self.stages)
         }
-        self._plan = Plan(program, self.stages, tasks, self.arrays, pairs)
+        arrays = self.arrays if mesh is None else JaxArrays(placed, spreads)
+        self._plan = Plan(program, self.stages, tasks, arrays, pairs)
         self.reschedule(schedule)
         self.compile_seconds = time.perf_counter() - started
 
@@ -112,23 +90,23 @@ class MpmdEngine:
     def run(self, inputs: StepInputs) -> StepOutputs:
         """One step, dispatched; the arrays it gives may still be computed. Gradients lie beside their parameters."""
         with jax.enable_x64(True):
-            step = Step(self._plan, inputs)
+            step = Step(self._plan, self._spread(inputs))
             for action in self._order:
                 if inputs.backward or action.kind.forward:
                     step.compute(action)
-            grads = add_shared(self._plan.program, step.gradients(), self.arrays)
-            return StepOutputs(
-                loss=_sum_losses(step.losses(), inputs.loss_grad),
-                grads=beside(grads, inputs.params, self._home),
-                buffers=step.buffers(),
-                aux=step.aux(),
-            )
+            loss = _sum_losses(step.losses(), inputs.loss_grad)
+            grads = add_shared(self._plan.program, step.gradients(), self._plan.arrays)
+            aux = step.aux()
+            if self._whole is not None:
+                loss, grads = self._whole.loss(loss), self._whole.gradients(grads)
+                aux = {name: self._whole.aux(x) for name, x in aux.items()}
+            return StepOutputs(loss, beside(grads, inputs.params, self._home), step.buffers(), aux)
 
     def profile(self, inputs: StepInputs) -> Times:
         """Times of some steps run task by task, each waited for, and of moves between devices."""
         timer = TaskTimer(jax.block_until_ready)
         with jax.enable_x64(True):
-            for step in timer.steps(self._plan, inputs):
+            for step in timer.steps(self._plan, self._spread(inputs)):
                 for action in self._order:
                     step.compute(action)
             transfer = {
@@ -143,17 +121,21 @@ class MpmdEngine:
             grad.block_until_ready()
         began = time.perf_counter()
         with jax.enable_x64(True):
-            step = Step(self._plan, inputs)
+            step = Step(self._plan, self._spread(inputs))
             spans = dispatch(step, self._order, self._placement, jax.block_until_ready)
         return by_rank(spans, self._placement, began)
 
+    def _spread(self, inputs: StepInputs) -> StepInputs:
+        return inputs if self._whole is None else self._whole.inputs(inputs)
+
     def _move_seconds(self, types: Sequence[TensorType], source: int, target: int) -> float:
         """How long a message takes to another device."""
-        arrays = [self.arrays.zeros(type, source) for type in types]
+        moved_by = self._plan.arrays
+        arrays = [moved_by.zeros(type, source) for type in types]
         target = stage_elsewhere(self._placement, source, target)
 
         def move() -> None:
-            for moved in [self.arrays.move(array, target) for array in arrays]:
+            for moved in [moved_by.move(array, target) for array in arrays]:
                 moved.block_until_ready()
 
         return median_seconds(move)

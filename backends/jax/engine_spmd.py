@@ -13,9 +13,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 
+from plait.backends.jax.arrays import JaxArrays
 from plait.backends.jax.compile import COMPILER_OPTIONS
 from plait.backends.jax.devices import beside, devices_for
-from plait.backends.jax.engine_mpmd import JaxArrays, MpmdEngine
+from plait.backends.jax.engine_mpmd import MpmdEngine
 from plait.backends.jax.private import shape_struct, spec
 from plait.backends.jax.spmd.plan import Plan, make_plan
 from plait.backends.jax.spmd.pools import PHASES, collect_pools
@@ -23,6 +24,7 @@ from plait.backends.jax.spmd.program import rank_program
 from plait.backends.jax.spmd.staging import Packer, Unpacker, gather, input_types, part_of
 from plait.backends.jax.spmd.ticks import assign_ticks, pairs_of
 from plait.backends.jax.spmd.wiring import wire
+from plait.backends.jax.submesh import Submesh
 from plait.backends.runtime import Spans, StepInputs, StepOutputs
 from plait.backends.step import add_shared
 from plait.core_ir.errors import BatchError, UsageError
@@ -63,7 +65,7 @@ class SpmdEngine:
         self._devices = devices_for(schedule.num_ranks, devices)
         self._mesh = stage_mesh(self._devices)
         self.stages = tuple(range(program.num_stages))
-        self.arrays = JaxArrays([self._devices[rank] for rank in schedule.placement])
+        self.arrays = JaxArrays([Submesh((self._devices[rank],)) for rank in schedule.placement])
         self.compile_seconds = 0.0
         self.reschedule(schedule)
 

@@ -38,23 +38,22 @@ def build(
     mesh: Mesh | None = None,
     layouts: Mapping[str, Layout] | None = None,
 ) -> Engine:
-    """Compile a program under a schedule, and as many replicas of it as there are, on devices of their own.
+    """Compile a program under a schedule, on a mesh with a device for each of its ranks.
 
     layouts: of parameters and buffers by name, where ranks hold parts of them.
+
+    Replicas that have nothing to tell each other within a step may take turns: they run on any number of devices.
     """
-    if mesh is not None and mesh.named_axes:
-        raise NotBuiltError(
-            f"engine={engine!r} runs no model with collectives yet; this one has them over "
-            f"{', '.join(mesh.named_axes)}"
-        )
+    if mesh is not None and mesh.num_ranks == schedule.num_ranks:
+        mesh = None  # all other axes are of one rank
     if engine == "spmd":
-        if mesh is not None and mesh.num_parts > 1:
+        if mesh is not None:
             raise NotBuiltError(
                 "engine='spmd' takes no mesh with other axes than that of the stages yet; engine='mpmd' does"
             )
         return SpmdEngine(program, schedule, devices=devices_for(schedule.num_ranks, device))
-    if mesh is None or mesh.num_parts == 1:
-        return MpmdEngine(program, schedule, devices=device)
+    if mesh is None or len(device) >= mesh.num_ranks or not _is_replicas(mesh):
+        return MpmdEngine(program, schedule, devices=device, mesh=mesh, layouts=layouts)
     ranks = mesh.groups((mesh.stage_axis,))
 
     def build_replica(replica: int) -> Engine:
@@ -62,6 +61,15 @@ def build(
         return MpmdEngine(program, schedule, devices=own, home=device[0])
 
     return ReplicatedEngine(mesh, program, build_replica)
+
+
+def _is_replicas(mesh: Mesh) -> bool:
+    """Whether ranks that differ on other axes than that of the stages run parts of the batch, and nothing else."""
+    return all(
+        axis in mesh.data_axes and axis not in mesh.named_axes
+        for axis in mesh.other_axes
+        if mesh.axes[axis] > 1
+    )
 
 
 def agree(

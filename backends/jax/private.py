@@ -54,6 +54,6 @@ def exchange(x: jax.Array, axis: str, split: int, concat: int, *, tiled: bool = 
     return got
 
 
-def spec(*axes: str) -> PartitionSpec:
-    """The mesh axis that cuts each leading dimension; none at all is replicated."""
-    return PartitionSpec(*axes)  # type: ignore[no-untyped-call]
+def spec(*axes: str | tuple[str, ...]) -> PartitionSpec:
+    """The mesh axes that cut each leading dimension, the outermost first; none at all is replicated."""
+    return PartitionSpec(*(of_dim or None for of_dim in axes))  # type: ignore[no-untyped-call]

@@ -82,9 +82,9 @@ def test_replicas_have_devices_of_their_own(source: str) -> None:
     pipeline, batch = compiled(
         Run(source, "mpmd", "zbv"), NUM_MICROBATCHES, mesh={"data": 2, "stage": 2}
     )
-    engines = pipeline.engine._engines  # type: ignore[attr-defined]
-    placed = [{d.id for d in engine.arrays._devices} for engine in engines]
-    assert placed == [{0, 1}, {2, 3}]
+    placed = pipeline.engine._placed  # type: ignore[attr-defined]
+    ids = [[device.id for device in submesh.devices] for submesh in placed]
+    assert ids == [[0, 2], [1, 3], [1, 3], [0, 2]]
     (loss, _), grads = pipeline.loss_and_grads(batch)
     assert len({next(iter(g.devices())) for g in grads.values()}) == 1
     assert isinstance(loss, jax.Array)

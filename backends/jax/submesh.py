@@ -1,0 +1,142 @@
+"""Where one rank of the stage axis runs: a device, or a submesh of devices over all other axes of the mesh.
+
+What tasks exchange may differ from device to device, so on a submesh it stands in one array with a dim in front, along
+which each device has one entry; parameters and buffers stand there whole, cut as their layouts say. On one device
+arrays are what the types say.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
+
+from plait.backends.jax.devices import devices_for
+from plait.backends.jax.private import spec
+from plait.core_ir import mesh as core_mesh
+from plait.core_ir.graph import Port
+from plait.core_ir.mesh import Layout, whole_type
+from plait.core_ir.types import TensorType
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How the values that a submesh's devices hold make up one array.
+
+    layout: which axes cut the array's dims. is_led: whether a dim stands before those of the type.
+    """
+
+    layout: Layout = ()
+    is_led: bool = False
+
+
+@dataclass(frozen=True)
+class Spreads:
+    """How the values of a program are spread over the submeshes of a mesh; without one nothing is."""
+
+    mesh: core_mesh.Mesh | None = None
+    layouts: Mapping[str, Layout] = field(default_factory=dict)
+
+    @cached_property
+    def rows(self) -> Spread:
+        """An array whose dim 0 the devices hold parts of, one after the other."""
+        return Spread((() if self.mesh is None else self.mesh.other_axes,))
+
+    @cached_property
+    def by_device(self) -> Spread:
+        """A value of which each device has its own."""
+        return Spread(self.rows.layout, is_led=True)
+
+    @cached_property
+    def by_part(self) -> Spread:
+        """A value of which each part of a microbatch has its own."""
+        return Spread((() if self.mesh is None else self.mesh.data_axes,), is_led=True)
+
+    def layout(self, name: str) -> Layout:
+        """Of a parameter or a buffer."""
+        return self.layouts.get(name, ())
+
+    def of(self, port: Port) -> Spread:
+        """Of what stands at a port of a task."""
+        match port.role:
+            case "param" | "buffer" | "buffer_update":
+                return Spread(self.layout(port.name))
+            case "batch" | "rng_key":
+                return self.by_part
+            case "loss_grad":
+                return Spread()
+        return self.by_device
+
+
+@dataclass(frozen=True)
+class Submesh:
+    """Devices in the order of ranks. mesh: them over the other axes; None: one device, on which nothing is spread."""
+
+    devices: tuple[jax.Device, ...]
+    mesh: Mesh | None = None
+
+    def sharding(self, spread: Spread) -> Sharding:
+        """Where the parts of a spread array lie."""
+        if self.mesh is None:
+            return SingleDeviceSharding(self.devices[0])
+        return NamedSharding(self.mesh, spec(*spread.layout))
+
+    def type(self, type: TensorType, spread: Spread) -> TensorType:
+        """The type of the array in which values of that type are spread."""
+        if self.mesh is None:
+            return type
+        if spread.is_led:
+            type = type.with_shape((1, *type.shape))
+        return whole_type(type, spread.layout, dict(self.mesh.shape))
+
+    def over(
+        self,
+        function: Callable[..., tuple[jax.Array, ...]],
+        reads: Sequence[Spread],
+        gives: Sequence[Spread],
+    ) -> Callable[..., tuple[jax.Array, ...]]:
+        """What every device runs on its own values, as a function of spread arrays."""
+        if self.mesh is None:
+            return function
+
+        def on_a_device(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+            own = [
+                lax.squeeze(x, (0,)) if s.is_led else x for x, s in zip(arrays, reads, strict=True)
+            ]
+            results = zip(function(*own), gives, strict=True)
+            return tuple(lax.expand_dims(y, (0,)) if s.is_led else y for y, s in results)
+
+        # What varies along an axis is not tracked: tasks hold no derivatives to which a sum could be added.
+        return jax.shard_map(
+            on_a_device,
+            mesh=self.mesh,
+            in_specs=tuple(spec(*s.layout) for s in reads),
+            out_specs=tuple(spec(*s.layout) for s in gives),
+            check_vma=False,
+        )
+
+
+def submeshes(mesh: core_mesh.Mesh, devices: Sequence[jax.Device]) -> tuple[Submesh, ...]:
+    """The devices of each rank of the stage axis. UsageError where there are fewer devices than ranks of the mesh."""
+    grid = np.empty(mesh.num_ranks, object)
+    grid[:] = devices_for(mesh.num_ranks, devices)
+    grid = grid.reshape(tuple(mesh.axes.values()))
+    own = np.moveaxis(grid, list(mesh.axes).index(mesh.stage_axis), 0)
+    return tuple(Submesh(tuple(part.flat), Mesh(part, mesh.other_axes)) for part in own)
+
+
+def entries(x: jax.Array) -> list[jax.Array]:
+    """What each device holds of an array whose dim 0 is cut over all of them, in order."""
+    shards = sorted(x.addressable_shards, key=lambda shard: shard.index[0].start or 0)
+    return [shard.data for shard in shards]
+
+
+def joined(pieces: Sequence[Any], sharding: Sharding) -> jax.Array:
+    """One array of what each device holds of its dim 0, in order."""
+    first = pieces[0]
+    shape = (len(pieces) * first.shape[0], *first.shape[1:])
+    return jax.make_array_from_single_device_arrays(shape, sharding, list(pieces))
