@@ -28,6 +28,8 @@ Role = OneOf[
     "loss_grad",  # the cotangent of the loss: 1/M or 1
     "aux",
     "param_grad",  # the gradient of the parameter of the same name
+    "shard",  # this rank's rows of a parameter, padded (core_ir/shards.py)
+    "shard_grad",  # the gradient, summed over ranks, of the rows that this rank holds: of a shard, else of the whole
 ]
 ROLES: frozenset[str] = frozenset(get_args(Role))
 

@@ -11,7 +11,16 @@ from plait.core_ir.errors import PlaitError, TextError
 from plait.core_ir.graph import ROLES, Eqn, Graph, Port, Value
 from plait.core_ir.op import Array, Literal
 from plait.core_ir.ops import OPS
-from plait.core_ir.program import TASK_KINDS, Edge, EdgeKind, Program, Stage, TaskKind
+from plait.core_ir.program import (
+    STEP_KINDS,
+    TASK_KINDS,
+    Edge,
+    EdgeKind,
+    Program,
+    Stage,
+    TaskKind,
+)
+from plait.core_ir.shards import Reshard
 from plait.core_ir.text import HEADER
 from plait.core_ir.types import DTYPES, AsyncType, DType, TensorType
 
@@ -134,12 +143,17 @@ class _Parser:
             self._fail(f"expected the end, found {self._peek()!r}")
 
     def program(self) -> Program:
-        """`program @name {stages=N}`, its edges, its tasks, its pairs."""
+        """`program @name {stages=N, reshard=...}`, its edges, its tasks, its pairs."""
         self._expect("program")
         name = _unquoted(self._take("at", "the program's @name"))
         for text in ("{", "stages", "="):
             self._expect(text)
         count = self._integer("the number of stages")
+        reshard: Reshard = "after_backward"
+        if self._accept(","):
+            for text in ("reshard", "=", "after_forward"):
+                self._expect(text)
+            reshard = "after_forward"
         self._expect("}")
         edges: list[Edge] = []
         while self._accept("edge"):
@@ -150,8 +164,8 @@ class _Parser:
             if not 0 <= index < count:
                 self._fail(f"stage {index} of a program with {count} stages")
             kind = self._take("word", "a task kind")
-            if kind not in TASK_KINDS:
-                self._fail(f"expected a task kind ({', '.join(TASK_KINDS)}), found {kind!r}")
+            if kind not in _TASK_KINDS:
+                self._fail(f"expected a task kind ({', '.join(_TASK_KINDS)}), found {kind!r}")
             tasks[index][kind] = self.graph()
         pairs: dict[tuple[int, int], Graph] = {}
         while self._accept("pair"):
@@ -160,7 +174,7 @@ class _Parser:
                 self._fail(f"a pair of stages {halves} of a program with {count} stages")
             pairs[halves[0], halves[1]] = self.graph()
         stages = tuple(Stage(i, t) for i, t in enumerate(tasks))
-        return Program(name, stages, tuple(edges), pairs=pairs)
+        return Program(name, stages, tuple(edges), pairs=pairs, reshard=reshard)
 
     def _edge(self) -> Edge:
         source = self._integer("a stage's number")
@@ -333,6 +347,7 @@ class _Parser:
         return Literal(_array(numbers, type_))
 
 
+_TASK_KINDS = (*TASK_KINDS, *STEP_KINDS)
 _EDGE_KINDS: dict[str, EdgeKind] = {"activation": "activation", "gradient": "gradient"}
 _WORDS = {"true": True, "false": False, "none": None}
 

@@ -4,6 +4,10 @@ The tasks of a stage are graphs over one namespace of ports: two ports of equal 
 stage, are the same value. So a task reads `param`, `buffer`, `batch`, `rng_key` and `loss_grad` ports from the runtime,
 `activation` and `gradient` ports from edges, and every other port (`residual`, `handover`, or an activation that F
 read or made) from what an earlier task of the same stage and microbatch read or wrote.
+
+Where parameters are sharded, two tasks run once a step, not once a microbatch: UNSHARD gives the whole `param`s that
+the others read, from this rank's `shard`s; REDUCE_GRAD reads a stage's `param_grad`s, summed over microbatches, and
+gives their sums over ranks, as `shard_grad`s.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,13 +17,17 @@ from typing import Literal, TypeAlias
 
 from plait.core_ir.errors import VerifyError
 from plait.core_ir.graph import Graph, Port
+from plait.core_ir.shards import Reshard, ShardedStages
 from plait.core_ir.text import print_program
 from plait.core_ir.types import TensorType
 
-TaskKind: TypeAlias = Literal["F", "B", "I", "W"]
+TaskKind: TypeAlias = Literal["F", "B", "I", "W", "UNSHARD", "REDUCE_GRAD"]
 EdgeKind: TypeAlias = Literal["activation", "gradient"]
 
 TASK_KINDS: tuple[TaskKind, ...] = ("F", "B", "I", "W")
+"""The tasks of a microbatch."""
+STEP_KINDS: tuple[TaskKind, ...] = ("UNSHARD", "REDUCE_GRAD")
+"""The tasks that run once a step."""
 PAIR = "F&B"
 """What the task of a pair is called."""
 
@@ -48,7 +56,8 @@ class Stage:
     """One stage: its number and its task graphs.
 
     F always stands; B is the whole backward, I and W its two parts (absent until the backward is split). A stage whose
-    F nothing differentiates has empty graphs: legal no-ops.
+    F nothing differentiates has empty graphs: legal no-ops. UNSHARD and REDUCE_GRAD are there where they have
+    something to do.
     """
 
     index: int
@@ -91,7 +100,7 @@ class Program:
     """Stages in order, the edges between them, and notes for the user (a stage is empty, a cut is wide, ...).
 
     `pairs[f, b]` is the task F&B of a schedule that overlaps: stage f's F with stage b's B in one graph, whose inputs
-    and outputs are those of B, then those of F.
+    and outputs are those of B, then those of F. `reshard` says when gathered parameters are freed, where any are.
     """
 
     name: str
@@ -99,6 +108,7 @@ class Program:
     edges: tuple[Edge, ...]
     notes: tuple[str, ...] = field(default=(), compare=False)
     pairs: Mapping[tuple[int, int], Graph] = field(default_factory=dict)
+    reshard: Reshard = "after_backward"
 
     def __post_init__(self) -> None:
         for position, stage in enumerate(self.stages):
@@ -148,6 +158,30 @@ class Program:
             for graph in stage.tasks.values()
             for name, value in (*graph.outputs_of("buffer_update"), *graph.inputs_of("buffer"))
         }
+
+    @cached_property
+    def shard_types(self) -> dict[str, TensorType]:
+        """Type of the shard, padded, of each parameter that is sharded; by name."""
+        types = {
+            name: value.type
+            for stage in self.stages
+            if "REDUCE_GRAD" in stage.tasks
+            for name, value in stage.tasks["REDUCE_GRAD"].outputs_of("shard_grad")
+            if value.type != self.param_types[name]
+        }
+        for stage in self.stages:
+            if "UNSHARD" in stage.tasks:
+                types.update((n, v.type) for n, v in stage.tasks["UNSHARD"].inputs_of("shard"))
+        return types
+
+    @cached_property
+    def sharded_stages(self) -> ShardedStages | None:
+        """What `lower` asks for; None where no stage is sharded."""
+        gathered, reduced = (
+            tuple(stage.index for stage in self.stages if kind in stage.tasks)
+            for kind in STEP_KINDS
+        )
+        return ShardedStages(gathered, reduced, self.reshard) if gathered or reduced else None
 
     def edge_kinds(self) -> tuple[tuple[int, int, EdgeKind], ...]:
         """`(source, target, kind)` of every pair of stages with a message, each once: what `lower` asks for."""

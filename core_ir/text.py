@@ -52,13 +52,16 @@ class ProgramLike(Protocol):
     def stages(self) -> Sequence[Any]: ...
     @property
     def pairs(self) -> Mapping[tuple[int, int], Graph]: ...
+    @property
+    def reshard(self) -> str: ...
 
 
 def print_program(program: ProgramLike, *, source: bool = False) -> str:
     """The text of a program: its notes as comments, its edges, its tasks."""
     comment = _source if source else None
     lines = [HEADER, "", *(f"// {note}" for note in program.notes)]
-    lines.append(f"program @{_name(program.name)} {{stages={len(program.stages)}}}")
+    reshard = f", reshard={program.reshard}" if program.reshard != "after_backward" else ""
+    lines.append(f"program @{_name(program.name)} {{stages={len(program.stages)}{reshard}}}")
     for e in program.edges:
         lines.append(
             f"edge {e.source} {_port(e.output)} -> {e.target} {_port(e.input)} {{{e.kind}, bytes={e.num_bytes}}}"

@@ -1,11 +1,12 @@
 """Whether a graph, and a program, is well formed. Linear in their size."""
 
 from collections import Counter
+from collections.abc import Iterator
 
 from plait.core_ir.errors import TypeRuleError, VerifyError
 from plait.core_ir.graph import Eqn, Graph, Port, Value
-from plait.core_ir.program import Edge, Program, Stage
-from plait.core_ir.types import AsyncType
+from plait.core_ir.program import STEP_KINDS, Edge, Program, Stage
+from plait.core_ir.types import AsyncType, TensorType
 
 
 def verify(graph: Graph) -> Graph:
@@ -93,6 +94,7 @@ def verify_program(program: Program) -> Program:
     received = {(e.target, e.input) for e in program.edges}
     for stage in program.stages:
         _verify_flow(program, stage, received)
+        _verify_sharding(program, stage)
     for pair, graph in program.pairs.items():
         _verify_pair(program, pair, verify(graph))
     return program
@@ -109,6 +111,58 @@ def _verify_pair(program: Program, pair: tuple[int, int], graph: Graph) -> None:
                 f"pair of stage {pair[0]}'s forward and stage {pair[1]}'s backward: its {side} must be those of "
                 f"{backward.name}, then those of {forward.name}; expected {list(wanted)}, found {list(found)}"
             )
+
+
+def _verify_sharding(program: Program, stage: Stage) -> None:
+    """UNSHARD makes parameters that the stage reads, each of its shard; REDUCE_GRAD reads gradients that it gives."""
+    unshard, reduce_grad = stage.tasks.get("UNSHARD"), stage.tasks.get("REDUCE_GRAD")
+    rest = [graph for kind, graph in stage.tasks.items() if kind not in STEP_KINDS]
+    where = f"program {program.name}, stage {stage.index}"
+    shards: dict[str, TensorType] = {}
+    if unshard is not None:
+        shards = dict(_verify_step_task(where, unshard, "shard", "param"))
+        read = {name: value.type for graph in rest for name, value in graph.inputs_of("param")}
+        for name, value in unshard.outputs_of("param"):
+            if read.get(name) != value.type:
+                raise VerifyError(
+                    f"{where}, task UNSHARD: gives param {name!r} as {value.type}, the stage reads "
+                    f"{read.get(name, 'no such parameter')}"
+                )
+    if reduce_grad is not None:
+        made = {n: value.type for graph in rest for n, value in graph.outputs_of("param_grad")}
+        reduced = dict(_verify_step_task(where, reduce_grad, "param_grad", "shard_grad"))
+        for name, found in reduced.items():
+            if made.get(name) != found:
+                raise VerifyError(
+                    f"{where}, task REDUCE_GRAD: reads the gradient of {name!r} as {found}, the stage gives "
+                    f"{made.get(name, 'no such gradient')}"
+                )
+        for name, value in reduce_grad.outputs_of("shard_grad"):
+            if name in shards and value.type != shards[name]:
+                raise VerifyError(
+                    f"{where}, task REDUCE_GRAD: gives the gradient of {name!r} as {value.type}, its shard is "
+                    f"{shards[name]}"
+                )
+
+
+def _verify_step_task(
+    where: str, graph: Graph, reads: str, gives: str
+) -> Iterator[tuple[str, TensorType]]:
+    """Names and types of the inputs of a task that runs once a step: all of one role, as are its outputs."""
+    names = [
+        sorted(port.name for port in ports if port.role == role)
+        for ports, role in ((graph.input_ports, reads), (graph.output_ports, gives))
+    ]
+    if (
+        names[0] != names[1]
+        or len(names[0]) != len(graph.inputs)
+        or len(names[1]) != len(graph.outputs)
+    ):
+        raise VerifyError(
+            f"{where}, {graph.name}: must read {reads} ports and give {gives} ports of the same names, got "
+            f"{[str(p) for p in graph.input_ports]} and {[str(p) for p in graph.output_ports]}"
+        )
+    return ((p.name, v.type) for p, v in zip(graph.input_ports, graph.inputs, strict=True))
 
 
 _FROM_RUNTIME = ("param", "buffer", "batch", "rng_key", "loss_grad")

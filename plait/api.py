@@ -9,7 +9,13 @@ from typing import Any
 
 from plait.backends.runtime import Engine
 from plait.core_ir.arrays import is_torch
-from plait.core_ir.errors import BatchError, CaptureError, ScheduleError, UsageError
+from plait.core_ir.errors import (
+    BatchError,
+    CaptureError,
+    NotBuiltError,
+    ScheduleError,
+    UsageError,
+)
 from plait.core_ir.hardware import Hardware
 from plait.core_ir.mesh import Mesh
 from plait.core_ir.named_hardware import CPU_CORE
@@ -132,7 +138,8 @@ def compile(
             device=where if framework == options.backend == "torch" else None,
         )
         captured, mesh = _capture_on(mesh, capture, num_microbatches, guess=data_axes is None)
-        program = _program_of(captured, passes or DEFAULT_PASSES)
+        program = _program_of(captured, passes or DEFAULT_PASSES, mesh)
+        _check_sharded(program, options.engine)
         chosen = schedule_for(program, schedule, num_ranks, num_microbatches)
         program = schedule_program(program, chosen.pairs, passes or DEFAULT_PASSES)
         built: Engine = engines.build(
@@ -199,8 +206,21 @@ def capture_program(
     return captured, _program_of(captured, passes)
 
 
-def _program_of(captured: Captured, passes: Passes) -> Program:
-    return build_program(captured.graph, captured.num_cuts + 1, passes=passes)
+def _program_of(captured: Captured, passes: Passes, mesh: Mesh | None = None) -> Program:
+    return build_program(
+        captured.graph,
+        captured.num_cuts + 1,
+        passes=passes,
+        mesh=mesh,
+        layouts=captured.layouts,
+    )
+
+
+def _check_sharded(program: Program, engine: str) -> None:
+    if program.sharded_stages is not None:
+        raise NotBuiltError(
+            f"engine={engine!r} runs no sharded parameters yet; leave Passes.sharding out"
+        )
 
 
 def _capture_on(

@@ -5,6 +5,7 @@ A model is captured as one *joint graph*: forward, loss and backward of one micr
     Passes.joint       (Graph) -> Graph              cleaning; by default CLEANING
     partition_stages   (Graph, num_stages) -> Program
     Passes.program     (Program) -> Program          splitting backwards and more; by default PROGRAM_PASSES
+    Passes.sharding    how shard_parameters gives UNSHARD and REDUCE_GRAD to stages; by default not at all
     (a schedule is chosen)
     Passes.scheduled   (Program, pairs) -> Program   what the schedule overlaps; by default SCHEDULED_PASSES
 
@@ -38,6 +39,7 @@ from plait.core_ir.passes.pipeline import (
     schedule_program,
     sort_tasks,
 )
+from plait.core_ir.passes.shard_parameters import Sharding, shard_parameters
 from plait.core_ir.passes.sort_equations import sort_equations
 from plait.core_ir.passes.split_backward import split_backward
 
@@ -51,6 +53,7 @@ __all__ = [
     "Passes",
     "ProgramPass",
     "ScheduledPass",
+    "Sharding",
     "build_program",
     "clean",
     "clean_bodies",
@@ -70,6 +73,7 @@ __all__ = [
     "partition_stages",
     "peak_bytes",
     "schedule_program",
+    "shard_parameters",
     "sort_equations",
     "sort_tasks",
     "split_backward",

@@ -20,6 +20,7 @@ from plait.core_ir.schedule.estimate import estimate
 from plait.core_ir.schedule.kinds import IS_COMPUTE
 from plait.core_ir.schedule.rewrite import keep
 from plait.core_ir.schedule.schedule import Schedule
+from plait.core_ir.schedule.sharding import add_sharding
 from plait.core_ir.schedule.timeline import Timeline
 from plait.core_ir.schedule.times import Times
 from plait.core_ir.types import TensorType
@@ -151,7 +152,10 @@ class Pipeline:
     def simulate(self, times: Times | None = None) -> Timeline:
         """The schedule in time: by `times`, else as `profile` measured, else by the cost model's estimate."""
         chosen = times or self._profile or self._estimated()
-        return self.schedule.simulate(chosen, edges=self.program.edge_kinds())
+        table = self.schedule
+        if self.program.sharded_stages is not None:
+            table = add_sharding(table, self.program.sharded_stages)
+        return table.simulate(chosen, edges=self.program.edge_kinds())
 
     # Inside.
 

@@ -6,14 +6,16 @@ chosen, what it overlaps becomes one task.
 
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeAlias, TypeVar
 
 from plait.core_ir.errors import UsageError, VerifyError
 from plait.core_ir.graph import Eqn, Graph
+from plait.core_ir.mesh import Layout, Mesh, axes_of
 from plait.core_ir.passes.clean_bodies import clean_bodies
 from plait.core_ir.passes.deduplicate_stages import deduplicate_stages
 from plait.core_ir.passes.eliminate_dead_code import eliminate_dead_code
@@ -23,6 +25,7 @@ from plait.core_ir.passes.merge_common_subexpressions import merge_common_subexp
 from plait.core_ir.passes.multiplex import multiplex_pairs
 from plait.core_ir.passes.overlap import overlap_pairs, overlap_tasks
 from plait.core_ir.passes.partition_stages import partition_stages
+from plait.core_ir.passes.shard_parameters import Sharding, shard_parameters
 from plait.core_ir.passes.sort_equations import sort_equations
 from plait.core_ir.passes.split_backward import split_backward
 from plait.core_ir.program import TASK_KINDS, Program, Stage, TaskKind
@@ -71,7 +74,8 @@ SCHEDULED_PASSES: tuple[ScheduledPass, ...] = (multiplex_pairs, overlap_pairs)
 @dataclass(frozen=True)
 class Passes:
     """What a model goes through, in order: graph passes over the joint graph, then `partition_stages`, then program
-    passes, then, once the schedule is chosen, scheduled passes. What every pass gives is verified.
+    passes, then `shard_parameters` where `sharding` says how, then, once the schedule is chosen, scheduled passes. What
+    every pass gives is verified.
 
     A pass is a function whose name is its own; `each_task` makes a program pass of a graph pass.
     """
@@ -79,9 +83,14 @@ class Passes:
     joint: tuple[GraphPass, ...] = CLEANING
     program: tuple[ProgramPass, ...] = PROGRAM_PASSES
     scheduled: tuple[ScheduledPass, ...] = SCHEDULED_PASSES
+    sharding: Sharding | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.sharding, Sharding | None):
+            raise UsageError(f"Passes.sharding must be a Sharding, got {self.sharding!r}")
         for field in fields(self):
+            if field.name == "sharding":
+                continue
             passes = getattr(self, field.name)
             object.__setattr__(self, field.name, tuple(passes))
             for one in passes:
@@ -158,12 +167,15 @@ def build_program(
     *,
     name: str = "",
     passes: Passes = DEFAULT_PASSES,
+    mesh: Mesh | None = None,
+    layouts: Mapping[str, Layout] = MappingProxyType({}),
     dump: Path | None = None,
 ) -> Program:
-    """The program of a joint graph: stages with tasks F, B, I and W.
+    """The program of a joint graph: stages with tasks F, B, I and W, and those of sharded parameters.
 
+    mesh, layouts: what `passes.sharding` goes by; layouts are those of parameters that axes of the mesh cut.
     dump: a folder that gets the text of the IR after each pass. PartitionError where the graph cannot be cut,
-    VerifyError, naming the pass, where one gives what is not valid.
+    UsageError where parameters cannot be sharded, VerifyError, naming the pass, where one gives what is not valid.
     """
     runner = Runner(dump)
     joint = clean(verify(graph), passes.joint, runner)
@@ -171,7 +183,25 @@ def build_program(
     program: Program = runner.run("partition_stages", cut, joint)
     for one in passes.program:
         program = runner.run(_name(one), one, program)
+    if passes.sharding is not None:
+        size = _ranks_to_shard_over(passes.sharding.axis, mesh)
+        names = [
+            name for name, layout in layouts.items() if passes.sharding.axis in axes_of(layout)
+        ]
+        shard = partial(shard_parameters, sharding=passes.sharding, size=size, whole=names)
+        program = runner.run("shard_parameters", shard, program)
     return program
+
+
+def _ranks_to_shard_over(axis: str, mesh: Mesh | None) -> int:
+    if mesh is None:
+        raise UsageError(f"Sharding({axis!r}) needs a mesh with that axis; pass mesh=")
+    if axis not in mesh.data_axes:
+        raise UsageError(
+            f"Sharding({axis!r}): parameters are sharded over an axis along which microbatches are cut; the mesh "
+            f"{dict(mesh.axes)} has the data axes {', '.join(map(repr, mesh.data_axes)) or '(none)'}"
+        )
+    return mesh.axes[axis]
 
 
 def schedule_program(

@@ -7,7 +7,7 @@ from plait.core_ir.cost import seconds
 from plait.core_ir.graph import Graph, Port
 from plait.core_ir.hardware import Hardware
 from plait.core_ir.named_hardware import CPU_CORE
-from plait.core_ir.program import Program, Stage, TaskKind
+from plait.core_ir.program import STEP_KINDS, Program, Stage, TaskKind
 from plait.core_ir.schedule.edges import chain_edges
 from plait.core_ir.schedule.times import Memory, Times
 from plait.core_ir.types import TensorType
@@ -25,13 +25,17 @@ class StageBytes:
 
     activation: of a microbatch from F to I: what F made or was sent and the backward reads.
     handover: of a microbatch from I to W: what I hands over, and of `activation` what W reads.
-    parameters: all the time; parameters, gradients, buffers, the optimizer's state.
+    parameters: all the time; parameters, gradients, buffers, the optimizer's state; of sharded ones the shard.
+    unsharded: gathered parameters, while they are.
+    gradients: those of whole parameters, until they are reduced.
     optimizer: what a step of the optimizer reads and writes.
     """
 
     activation: int
     handover: int
     parameters: int
+    unsharded: int
+    gradients: int
     optimizer: int
 
 
@@ -61,11 +65,15 @@ def estimate(
         transfer=transfer,
         optimizer=[each.optimizer / hardware.bytes_per_second for each in held],
         slowdown=hardware.slowdown,
+        unshard=_seconds(program, "UNSHARD", hardware),
+        reduce_grad=_seconds(program, "REDUCE_GRAD", hardware),
     )
     memory = Memory(
         activation=[each.activation for each in held],
         handover=[each.handover for each in held],
         parameters=[each.parameters for each in held],
+        unsharded=[each.unsharded for each in held],
+        gradients=[each.gradients for each in held],
     )
     return times, memory
 
@@ -110,15 +118,19 @@ def _bytes(
     by_input, by_weights = (_kept(stage.tasks.get(kind)) for kind in ("I", "W"))
     from_forward = {p: t for p, t in {**by_input, **by_weights}.items() if p.role != "handover"}
     own = [p for p in stage.params if _is_first_on_its_rank(program, stage.index, p, placement)]
-    parameters = sum(program.param_types[name].num_bytes for name in own)
-    parameters += sum(program.param_types[name].num_bytes for name in _gradients(stage))
+    types = program.param_types | program.shard_types
+    parameters = sum(types[name].num_bytes for name in own)
+    parameters += sum(types[name].num_bytes for name in _gradients(stage))
     parameters += sum(type_.num_bytes for type_ in _buffers(stage).values())
-    state = sum(_state_bytes(program.param_types[name]) for name in own if name in trained)
-    step = sum(_step_bytes(program.param_types[name]) for name in own if name in trained)
+    state = sum(_state_bytes(types[name]) for name in own if name in trained)
+    step = sum(_step_bytes(types[name]) for name in own if name in trained)
+    unshard, reduce_grad = (stage.tasks.get(kind) for kind in STEP_KINDS)
     return StageBytes(
         activation=_total(from_forward),
         handover=_total(by_weights),
         parameters=parameters + state,
+        unsharded=sum(t.num_bytes for t in unshard.output_types) if unshard else 0,
+        gradients=sum(t.num_bytes for t in reduce_grad.input_types) if reduce_grad else 0,
         optimizer=step,
     )
 

@@ -1,4 +1,5 @@
-"""Add the messages to a schedule: a send and a receive for each value that changes ranks."""
+"""Add the communication to a schedule: a send and a receive for each value that changes ranks, and what gathers
+sharded parameters and reduces their gradients."""
 
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
@@ -11,7 +12,9 @@ from plait.core_ir.schedule.edges import Edge, resolve_edges, sending_order
 from plait.core_ir.schedule.ir import ActionTable, IntArray
 from plait.core_ir.schedule.kinds import message_kinds
 from plait.core_ir.schedule.rewrite import insert, strip_messages
+from plait.core_ir.schedule.sharding import add_sharding
 from plait.core_ir.schedule.times import FloatArray, Times
+from plait.core_ir.shards import ShardedStages
 
 Table = TypeVar("Table", bound=ActionTable)
 
@@ -19,9 +22,13 @@ Table = TypeVar("Table", bound=ActionTable)
 _UNIT_TIMES = Times(f=1, i=1, w=1)
 
 
-def lower(table: Table, edges: Iterable[tuple[int, int, str]] | None = None) -> Table:
+def lower(
+    table: Table,
+    edges: Iterable[tuple[int, int, str]] | None = None,
+    sharded: ShardedStages | None = None,
+) -> Table:
     """The schedule with messages: one per (stage, microbatch, peer stage) of each edge between
-    ranks.
+    ranks; and with UNSHARD, RESHARD and REDUCE_GRAD of `sharded` stages, see `sharding.add_sharding`.
 
     `edges` are (source stage, target stage, "activation" | "gradient"), by default a chain of
     stages. Before -> after, rank 0 and rank 1 of one microbatch:
@@ -40,6 +47,8 @@ def lower(table: Table, edges: Iterable[tuple[int, int, str]] | None = None) -> 
     """
     resolved = resolve_edges(table, edges)
     computes = strip_messages(table)
+    if sharded is not None:
+        computes = add_sharding(computes, sharded)
     tasks = locate_tasks(computes)
     waits = cross_rank_waits(computes, tasks, resolved)
     start, end = compute_times(computes, waits, durations(computes, _UNIT_TIMES))

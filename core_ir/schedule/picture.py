@@ -131,11 +131,17 @@ def _messages(timeline: Timeline, transfers: Transfers, origin: float) -> tuple[
     schedule = timeline.schedule
     boxes = []
     for index in range(transfers.num_messages):
-        edge = transfers.edges[transfers.edge[index]]
         start, arrival = transfers.start[index] - origin, transfers.arrival[index] - origin
         if arrival <= start:
             continue
         producer = schedule.action(transfers.producer[index])
+        if transfers.edge[index] < 0:
+            rank, label = int(timeline.rank[transfers.producer[index]]), str(producer.stage)
+            boxes.append(
+                Box(rank, float(start), float(arrival), label, str(producer), MESSAGE_COLOR)
+            )
+            continue
+        edge = transfers.edges[transfers.edge[index]]
         microbatch = next(p.microbatch for p in producer.parts if p.stage == edge.source)
         target = schedule.placement[edge.target]
         name = (

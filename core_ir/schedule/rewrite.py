@@ -52,15 +52,21 @@ def add_optimizer(table: Table) -> Table:
 
 def add_reductions(table: Table) -> Table:
     """The schedule with a REDUCE_GRAD behind the last weight gradient of every stage."""
+    last = last_weight_gradients(table)
+    stages = np.flatnonzero(last >= 0)
+    columns = np.full((4, len(stages)), -1)
+    columns[0], columns[1] = REDUCE_GRAD.code, stages
+    return insert(table, last[stages] + 1, np.array(table.placement)[stages], columns)
+
+
+def last_weight_gradients(table: ActionTable) -> IntArray:
+    """The last action of each stage that gives weight gradients: [num_stages], -1 for none."""
     is_pair = table.kind == OVERLAP_F_B.code
     weight = np.flatnonzero(_WEIGHT_GRADIENT[table.kind])
     stage = np.where(is_pair, table.other_stage, table.stage)
     last = np.full(table.num_stages, -1)
     last[stage[weight]] = weight
-    stages = np.flatnonzero(last >= 0)
-    columns = np.full((4, len(stages)), -1)
-    columns[0], columns[1] = REDUCE_GRAD.code, stages
-    return insert(table, last[stages] + 1, np.array(table.placement)[stages], columns)
+    return last
 
 
 def keep(table: Table, wanted: NDArray[np.bool_]) -> Table:

@@ -15,6 +15,7 @@ from plait.core_ir.schedule.text import parse_action, parse_schedule, print_sche
 from plait.core_ir.schedule.timeline import Sync, Timeline
 from plait.core_ir.schedule.times import Memory, Times
 from plait.core_ir.schedule.validate import validate
+from plait.core_ir.shards import ShardedStages
 
 Edges = Iterable[tuple[int, int, str]]
 
@@ -92,9 +93,9 @@ class Schedule(ActionTable):
             forward_only=forward_only,
         )
 
-    def lower(self, edges: Edges | None = None) -> Self:
-        """The schedule with sends and receives; see `lower.lower`."""
-        return lower(self, edges)
+    def lower(self, edges: Edges | None = None, sharded: ShardedStages | None = None) -> Self:
+        """The schedule with sends and receives, and those of sharded stages; see `lower.lower`."""
+        return lower(self, edges, sharded)
 
     def forward_only(self) -> Self:
         """The forward tasks alone, in their order."""

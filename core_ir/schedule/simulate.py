@@ -12,7 +12,7 @@ from plait.core_ir.schedule.dependencies import cross_rank_waits, locate_tasks
 from plait.core_ir.schedule.durations import durations
 from plait.core_ir.schedule.edges import resolve_edges
 from plait.core_ir.schedule.ir import ActionTable
-from plait.core_ir.schedule.kinds import OPT
+from plait.core_ir.schedule.kinds import OPT, REDUCE_GRAD
 from plait.core_ir.schedule.rewrite import add_optimizer, strip_messages
 from plait.core_ir.schedule.timeline import Sync, Timeline
 from plait.core_ir.schedule.times import FloatArray, Memory, Times
@@ -32,9 +32,11 @@ def simulate(
     `edges` are (source stage, target stage, "activation" | "gradient"), by default those the
     schedule implies. A rank has two lanes: one computes, the other sends what goes to other ranks,
     as `times.transfer` and `times.comm` say; so the sends and receives of a lowered schedule are
-    left out of the actions. Actions without a time (UNSHARD, ...) take none.
+    left out of the actions. UNSHARD and REDUCE_GRAD take none of a rank's computing: they occupy the other lane
+    for `times.unshard` and `times.reduce_grad`.
 
-    An optimizer time, or a `sync`, adds an OPT action to ranks without one. `sync` is what it waits
+    An optimizer time, a `sync`, or gradients that take time to reduce, add an OPT action to ranks without
+    one: it waits for all that its rank reduces. `sync` is what it waits
     for: "none", its own rank; "barrier", the last task of all ranks, as clipping by the global norm
     or a check for overflow asks for; "post_validate", a state that runs through the ranks once, so
     that a rank steps at once and validates later (Qi et al., arXiv 2401.10241, section 4).
@@ -48,7 +50,10 @@ def simulate(
     check_is(memory, Memory | None, "memory", "Memory")
     resolved = resolve_edges(table, edges)
     table = strip_messages(table)
-    if sync != "none" or np.any(np.asarray(times.optimizer) > 0):
+    reduces = bool((table.kind == REDUCE_GRAD.code).any()) and np.any(
+        np.asarray(times.reduce_grad) > 0
+    )
+    if sync != "none" or reduces or np.any(np.asarray(times.optimizer) > 0):
         table = add_optimizer(table)
     waits = cross_rank_waits(table, locate_tasks(table), resolved)
     duration = durations(table, times)

@@ -9,7 +9,14 @@ from numpy.typing import NDArray
 
 from plait.core_ir.schedule.edges import Edge
 from plait.core_ir.schedule.ir import Action, ActionTable, IntArray
-from plait.core_ir.schedule.kinds import IS_COMPUTE, KINDS, OVERLAP_F_B
+from plait.core_ir.schedule.kinds import (
+    IS_COMPUTE,
+    KINDS,
+    OVERLAP_F_B,
+    REDUCE_GRAD,
+    RESHARD,
+    UNSHARD,
+)
 from plait.core_ir.schedule.times import FloatArray, Memory, Times
 from plait.core_ir.schedule.transfers import Transfers, trace_transfers
 
@@ -126,7 +133,7 @@ class Timeline:
         # Its actions run one by one, so their starts and ends take turns.
         time = np.column_stack([self.start[own], self.end[own]]).ravel()
         change = np.column_stack([taken[own], -freed[own]]).ravel()
-        resident = self.memory.resident(self.schedule.placement, self.schedule.num_ranks)[rank]
+        resident = _resident(self.schedule, self.memory)[rank]
         amount = resident + np.concatenate([[0.0], np.cumsum(change)])
         return np.concatenate([[0.0], time]), amount
 
@@ -154,7 +161,25 @@ def memory_changes(table: ActionTable, memory: Memory) -> tuple[FloatArray, Floa
     taken = np.where(_FORWARD[kind], activation[table.stage], 0.0)
     freed = np.where(_INPUT_GRADIENT[kind], (activation - handover)[backward], 0.0)
     freed += np.where(_WEIGHT_GRADIENT[kind], handover[backward], 0.0)
+    unsharded, gradients = memory.while_sharded(table.num_stages)
+    gathers, frees, reduces = (
+        np.flatnonzero(kind == each.code) for each in (UNSHARD, RESHARD, REDUCE_GRAD)
+    )
+    taken[gathers] += unsharded[table.stage[gathers]]
+    freed[frees] += unsharded[table.stage[frees]]
+    weight = np.flatnonzero(_WEIGHT_GRADIENT[kind])[::-1]
+    first = np.full(table.num_stages, -1)
+    first[backward[weight]] = weight
+    reduced = table.stage[reduces]
+    np.add.at(taken, first[reduced], gradients[reduced])
+    freed[reduces] += gradients[reduced]
     return taken, freed
+
+
+def _resident(table: ActionTable, memory: Memory) -> FloatArray:
+    """What each rank holds all the time; parameters and gradients that the schedule gathers and reduces come and go."""
+    apart = (table.stage[table.kind == each.code].tolist() for each in (UNSHARD, REDUCE_GRAD))
+    return memory.resident(table.placement, table.num_ranks, *apart)
 
 
 def held_during(table: ActionTable, memory: Memory) -> FloatArray:
@@ -164,14 +189,14 @@ def held_during(table: ActionTable, memory: Memory) -> FloatArray:
     # The sums run on from rank to rank; each starts with what it holds all the time.
     begin = table.offsets[:-1]
     begun = np.diff(table.offsets) > 0
-    resident = memory.resident(table.placement, table.num_ranks)
+    resident = _resident(table, memory)
     resident[begun] -= held[begin[begun]] - taken[begin[begun]]
     return held + resident[table.rank_of_action]
 
 
 def peak_memory(table: ActionTable, memory: Memory) -> FloatArray:
     """The most memory each rank holds. Its actions run one by one, so their order alone decides."""
-    peaks = memory.resident(table.placement, table.num_ranks)
+    peaks = _resident(table, memory)
     np.maximum.at(peaks, table.rank_of_action, held_during(table, memory))
     return peaks
 

@@ -1,6 +1,6 @@
 """What tasks and transfers cost: times and memory, as one number, one per stage or one per edge."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -33,6 +33,10 @@ class Times:
     While a rank's lane is occupied, its computing takes `slowdown` times as long: 132 / (132 - 20)
     where 20 of 132 units move data, as in DualPipe (DeepSeek-V3, arXiv 2412.19437, section 3.2).
 
+    `unshard` and `reduce_grad` are of a stage's parameters and gradients where these are sharded: an UNSHARD
+    and a REDUCE_GRAD occupy the lane so long, in turn with the messages of their rank. What runs the stage
+    waits for the one, the optimizer step for the other.
+
     A message leaves when its action ends, as published figures assume; or, if `early`, when what it carries
     is there: the gradient of a B after its I, that of a pair after the I of its backward, its activation
     before the W.
@@ -51,6 +55,8 @@ class Times:
     transfer: PerEdge = field(default=0.0, hash=False)
     slowdown: float = 1.0
     early: bool = False
+    unshard: PerStage = 0.0
+    reduce_grad: PerStage = 0.0
 
     def __post_init__(self) -> None:
         _normalise(self)
@@ -68,12 +74,18 @@ class Memory:
     end of W; B holds `activation` to its end. `handover` defaults to `activation`. `parameters` is
     what a stage holds all the time: weights, gradients, optimizer state.
 
+    Where parameters are sharded, `unsharded` is what a stage's gathered parameters hold, from UNSHARD to
+    RESHARD, and `gradients` what its gradients do from the first weight gradient to REDUCE_GRAD; in a schedule
+    without these actions, all the time.
+
     Raises `ScheduleError` for what is no amount: negative, not finite, beyond 1e100.
     """
 
     activation: PerStage = 1.0
     handover: PerStage | None = None
     parameters: PerStage = 0.0
+    unsharded: PerStage = 0.0
+    gradients: PerStage = 0.0
 
     def __post_init__(self) -> None:
         _normalise(self)
@@ -85,9 +97,26 @@ class Memory:
             return activation, activation
         return activation, per_stage(self.handover, num_stages, "Memory.handover")
 
-    def resident(self, placement: Sequence[int], num_ranks: int) -> FloatArray:
-        """What each rank holds all the time: [num_ranks]."""
-        parameters = per_stage(self.parameters, len(placement), "Memory.parameters")
+    def while_sharded(self, num_stages: int) -> tuple[FloatArray, FloatArray]:
+        """Gathered parameters and gradients of each stage: two arrays [num_stages]."""
+        unsharded = per_stage(self.unsharded, num_stages, "Memory.unsharded").copy()
+        return unsharded, per_stage(self.gradients, num_stages, "Memory.gradients").copy()
+
+    def resident(
+        self,
+        placement: Sequence[int],
+        num_ranks: int,
+        gathered: Collection[int] = (),
+        reduced: Collection[int] = (),
+    ) -> FloatArray:
+        """What each rank holds all the time: [num_ranks]. `gathered` and `reduced` are the stages whose parameters
+        and gradients come and go."""
+        parameters = per_stage(self.parameters, len(placement), "Memory.parameters").copy()
+        for amounts, apart in zip(
+            self.while_sharded(len(placement)), (gathered, reduced), strict=True
+        ):
+            amounts[list(apart)] = 0.0
+            parameters += amounts
         resident = np.zeros(num_ranks)
         np.add.at(resident, np.asarray(placement), parameters)
         return resident

@@ -1,4 +1,4 @@
-"""The communication lane of each rank: what it sends, in the order in which it is produced."""
+"""The communication lane of each rank: what it sends, gathers and reduces, in the order in which it is produced."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from plait.core_ir.schedule.collectives import collectives
 from plait.core_ir.schedule.dependencies import Waits, cross_rank_waits, locate_tasks
 from plait.core_ir.schedule.durations import durations, left_behind
 from plait.core_ir.schedule.edges import Edge, sending_order
@@ -23,6 +24,9 @@ class Transfers:
 
     `producer` and `consumer` are indices of actions, `edge` an index into `edges`. A message is on
     its rank's lane from `start` to `end` and with its consumer at `arrival`.
+
+    An UNSHARD or a REDUCE_GRAD that takes time stands among them as its own producer, along no edge (-1); its
+    consumer is what waits for it, or -1.
     """
 
     edges: tuple[Edge, ...]
@@ -42,17 +46,18 @@ def timed_with_transfers(
     table: ActionTable, waits: Waits, edges: Sequence[Edge], duration: FloatArray, times: Times
 ) -> tuple[FloatArray, FloatArray]:
     """Earliest start and end of every action, with messages that take `times.transfer` and arrive
-    `times.comm` later. Actions take `times.slowdown` times as long while their rank sends.
+    `times.comm` later, and with collectives beside them. Actions take `times.slowdown` times as long while
+    their rank's lane is occupied.
 
     Raises `ScheduleError` when actions wait for each other in a circle.
     """
-    latency, occupied = _edge_costs(table, edges, times)
     behind = left_behind(table, times, duration)
+    latency, _ = _edge_costs(table, edges, times)
     delay = latency[waits.edge] - _behind(waits.source, waits.edge, edges, behind)
     lanes = Lanes(table.offsets, duration, waits.source, delay)
-    if occupied.any():
-        messages = _messages(waits, edges)
-        lanes = _with_sending_lanes(table, lanes, messages, occupied, latency)
+    messages = _messages(table, waits, edges, times)
+    if messages.occupied.any():
+        lanes = _with_sending_lanes(table, lanes, messages)
         ready = _behind(messages.producer, messages.edge, edges, behind)
         lanes.delay[table.num_actions :, 0] = -ready
         if times.slowdown > 1:
@@ -65,8 +70,8 @@ def trace_transfers(
     table: ActionTable, edges: Sequence[Edge], times: Times, end: FloatArray
 ) -> Transfers:
     """The messages of a schedule without messages whose actions end at `end`."""
-    latency, occupied = _edge_costs(table, edges, times)
-    messages = _messages(cross_rank_waits(table, locate_tasks(table), edges), edges)
+    waits = cross_rank_waits(table, locate_tasks(table), edges)
+    messages = _messages(table, waits, edges, times)
     behind = left_behind(table, times, durations(table, times))
     start = end[messages.producer] - _behind(messages.producer, messages.edge, edges, behind)
     done = np.empty_like(start)
@@ -75,7 +80,7 @@ def trace_transfers(
     rank = table.rank_of_action[messages.producer]
     for index, lane in enumerate(rank.tolist()):
         start[index] = max(start[index], free[lane])
-        free[lane] = done[index] = start[index] + occupied[messages.edge[index]]
+        free[lane] = done[index] = start[index] + messages.occupied[index]
     return Transfers(
         tuple(edges),
         messages.producer,
@@ -83,29 +88,55 @@ def trace_transfers(
         messages.edge,
         start,
         done,
-        done + latency[messages.edge],
+        done + messages.latency,
     )
 
 
 class _Messages(NamedTuple):
-    """Who waits for whom along which edge, by producer; `slot` is the column of the wait."""
+    """Who waits for whom along which edge, by producer, and what that costs; `slot` is the column of the wait.
+
+    A collective has no edge, and a consumer only where something waits for it: else -1.
+    """
 
     producer: IntArray
     consumer: IntArray
     slot: IntArray
     edge: IntArray
+    occupied: FloatArray
+    latency: FloatArray
 
 
-def _messages(waits: Waits, edges: Sequence[Edge]) -> _Messages:
+def _messages(table: ActionTable, waits: Waits, edges: Sequence[Edge], times: Times) -> _Messages:
     consumer, slot = np.nonzero(waits.edge >= 0)
     producer, edge = waits.source[consumer, slot], waits.edge[consumer, slot]
+    latency, occupied = _edge_costs(table, edges, times)
     # The order of production is the order of actions on the rank; what one action sends, as `lower` puts it.
     turn = np.empty(len(edges), dtype=np.int64)
     turn[sorted(range(len(edges)), key=lambda index: sending_order(edges[index]))] = range(
         len(edges)
     )
-    order = np.lexsort((turn[edge], producer))
-    return _Messages(producer[order], consumer[order], slot[order], edge[order])
+    added = collectives(table, times)
+    nothing = np.full(len(added.action), -1)
+    producer = np.concatenate([producer, added.action])
+    order = np.lexsort((np.concatenate([turn[edge], nothing]), producer))
+    columns = (
+        np.concatenate([consumer, added.consumer])[order],
+        np.concatenate([slot, _free_slots(waits, added.consumer)])[order],
+        np.concatenate([edge, nothing])[order],
+    )
+    cost = np.concatenate([occupied[edge], added.seconds])[order]
+    late = np.concatenate([latency[edge], np.zeros(len(nothing))])[order]
+    return _Messages(producer[order], *columns, cost, late)
+
+
+def _free_slots(waits: Waits, consumer: IntArray) -> IntArray:
+    """A column for one more wait of each consumer, behind those that it has; 0 where there is none (-1)."""
+    taken = (waits.source >= 0).sum(axis=1)
+    slots = np.zeros(len(consumer), dtype=np.int64)
+    for number in np.flatnonzero(consumer >= 0):
+        slots[number] = taken[consumer[number]]
+        taken[consumer[number]] += 1
+    return slots
 
 
 def _edge_costs(
@@ -131,23 +162,20 @@ def _behind(
     return found
 
 
-def _with_sending_lanes(
-    table: ActionTable,
-    lanes: Lanes,
-    messages: _Messages,
-    occupied: FloatArray,
-    latency: FloatArray,
-) -> Lanes:
+def _with_sending_lanes(table: ActionTable, lanes: Lanes, messages: _Messages) -> Lanes:
     """Add a lane a rank for its messages: one waits for its producer, its consumer for it."""
     sent = np.bincount(table.rank_of_action[messages.producer], minlength=table.num_ranks)
     offsets = np.cumsum([0, *np.diff(table.offsets), *sent])
-    added = ((0, len(messages.producer)), (0, 0))
+    width = int(messages.slot.max(initial=0)) + 1
+    added = ((0, len(messages.producer)), (0, max(0, width - lanes.sources.shape[1])))
     sources = np.pad(lanes.sources, added, constant_values=-1)
-    sources[messages.consumer, messages.slot] = np.arange(table.num_actions, len(sources))
+    awaited = np.flatnonzero(messages.consumer >= 0)
+    consumer, slot = messages.consumer[awaited], messages.slot[awaited]
+    sources[consumer, slot] = table.num_actions + awaited
     sources[table.num_actions :, 0] = messages.producer
-    duration = np.concatenate([lanes.duration, occupied[messages.edge]])
+    duration = np.concatenate([lanes.duration, messages.occupied])
     delay = np.pad(lanes.delay, added)
-    delay[messages.consumer, messages.slot] = latency[messages.edge]
+    delay[consumer, slot] = messages.latency[awaited]
     return Lanes(offsets, duration, sources, delay)
 
 

@@ -22,6 +22,7 @@ from plait.core_ir.schedule.edges import resolve_edges
 from plait.core_ir.schedule.ir import ActionTable, IntArray
 from plait.core_ir.schedule.kinds import HAS_STAGE, IS_COMPUTE, OPT, OVERLAP_F_B
 from plait.core_ir.schedule.messages import check_messages
+from plait.core_ir.schedule.sharding import check_sharding
 from plait.core_ir.schedule.timeline import held_during, peak_memory
 from plait.core_ir.schedule.times import Memory
 
@@ -46,7 +47,8 @@ def validate(
     along `edges` (default: those the schedule implies) and from its own stage comes before it,
     without a circle of waits; weight gradients of a stage, and forwards of the stages in
     `ordered_forward`, whose buffers change, run in microbatch order; an optimizer step comes once,
-    last; a rank never holds more than `memory_limit`.
+    last; a stage that is gathered (UNSHARD) runs only while it is, and its gradients are reduced once, behind
+    the last of them; a rank never holds more than `memory_limit`.
 
     A lowered schedule also has each message of each edge, sent after its producer, received before
     its consumer, and ends although a send waits for its receive and each rank runs one action at a
@@ -70,6 +72,7 @@ def validate(
     _check_optimizer(table)
     _check_microbatch_order(table, tasks.weight_gradient, range(table.num_stages))
     _check_microbatch_order(table, tasks.forward, ordered)
+    check_sharding(table)
     waits = cross_rank_waits(table, tasks, resolved)
     if table.is_lowered:
         check_messages(table, tasks, resolved)
