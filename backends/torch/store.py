@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from plait.backends.torch.dtensors import copy_into, like, local_part
 from plait.backends.torch.engine_distributed import DistributedEngine
 from plait.backends.torch.engine_local import LocalEngine
 from plait.backends.torch.engine_local_mesh import LocalMeshEngine
@@ -67,16 +68,18 @@ class Store:
         return iter(self._parameters.items())
 
     def read(self) -> dict[str, torch.Tensor]:
-        """Current values by name, detached. UsageError where the model is no longer the one that was compiled."""
+        """Current values by name, detached, of DTensors this rank's part.
+
+        UsageError where the model is no longer the one that was compiled.
+        """
         if self._unfilled:
             raise UsageError(
                 f"{len(self._unfilled)} parameters or buffers of a model built on meta have no values yet "
                 f"({', '.join(sorted(self._unfilled)[:3])}, ...); call Pipeline.load_state_dict first"
             )
         self._check_model()
-        values: dict[str, torch.Tensor] = {n: p.detach() for n, p in self._parameters.items()}
-        values.update(self._buffers)
-        return values
+        held = {**self._parameters, **self._buffers}
+        return {name: local_part(tensor).detach() for name, tensor in held.items()}
 
     def _check_model(self) -> None:
         """Refuse what would silently be ignored: other tensors, hooks, flags or modes than at compile time."""
@@ -113,10 +116,10 @@ class Store:
             # Through autograd's own accumulation: it adds to .grad and fires the hooks.
             with torch.inference_mode(False), torch.enable_grad():
                 alias = parameter.view_as(parameter)
-                torch.autograd.backward(alias, grad.to(parameter.device))
+                torch.autograd.backward(alias, like(grad.to(parameter.device), parameter))
         with torch.no_grad():
             for name, buffer in buffers.items():
-                self._buffers[name].copy_(buffer)
+                local_part(self._buffers[name]).copy_(buffer)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Parameters and buffers by name, detached."""
@@ -137,7 +140,7 @@ class Store:
                     f"load_state_dict: {name} has shape {list(target.shape)}, got {list(state[name].shape)}"
                 )
         for name, target in own.items():
-            target.copy_(state[name])
+            copy_into(target, state[name])
         self._unfilled.clear()
         self._agree_on_shared()
 
@@ -146,7 +149,7 @@ class Store:
         if not isinstance(self._engine, DistributedEngine) or not self._program.shared_params:
             return
         own = {
-            name: hashlib.sha256(to_numpy(self._parameters[name]).tobytes()).hexdigest()
+            name: hashlib.sha256(to_numpy(local_part(self._parameters[name])).tobytes()).hexdigest()
             for name in self._program.shared_params
             if name in self._parameters and name not in self._unfilled
         }
@@ -164,7 +167,8 @@ class Store:
         """Scale gradients to a total 2-norm of at most `max_norm` over all ranks, shared parameters once; the norm."""
         if not max_norm >= 0:
             raise UsageError(f"max_norm must be a number of at least 0, got {max_norm}")
-        grads = {n: p.grad for n, p in self._parameters.items() if p.grad is not None}
+        held = self._parameters.items()
+        grads = {n: local_part(p.grad) for n, p in held if p.grad is not None}
         device = self._engine.arrays.device
         total = torch.zeros((), dtype=torch.float64, device=device)
         for name, grad in grads.items():

@@ -20,6 +20,8 @@ from torch._functorch._aot_autograd.descriptors import (
     ParamAOTInput,
     PlainAOTInput,
     PlainAOTOutput,
+    SubclassGetAttrAOTInput,
+    SubclassGetAttrAOTOutput,
     TangentAOTInput,
 )
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
@@ -36,12 +38,13 @@ from torch.utils import _pytree as pytree
 from plait.core_ir.errors import CaptureError, UnsupportedError
 from plait.core_ir.graph import UNKNOWN, Source
 from plait.frontends.torch.checkpoint import recomputation
+from plait.frontends.torch.dtensors import loss_parallel_kept
 from plait.frontends.torch.groups import COMMUNICATION
 from plait.frontends.torch.plain_collectives import functional_forms
 from plait.frontends.torch.sources import calling_source, raising_source
 
 Kind: TypeAlias = Literal[
-    "param", "buffer", "argument", "loss_grad", "zero", "output", "grad", "update"
+    "param", "buffer", "argument", "loss_grad", "zero", "mesh", "output", "grad", "update"
 ]
 
 
@@ -49,7 +52,8 @@ Kind: TypeAlias = Literal[
 class Slot:
     """What an input or an output of the joint graph is: a kind, and the name or the position of what it stands for.
 
-    inputs   param and buffer (name), argument (position), loss_grad, zero (the cotangent of what is changed in place)
+    inputs   param and buffer (name), argument (position), loss_grad, zero (the cotangent of what is changed in place),
+             mesh (that of a DTensor: no tensor)
     outputs  output (position), grad (of a param by name), update (of a buffer by name, or an argument by position)
     """
 
@@ -196,6 +200,7 @@ def export_joint(module: nn.Module, args: Sequence[Tensor], recorder: Recorder) 
             stack.enter_context(mock.patch.object(HigherOrderOperator, "__call__", _refuse))
             stack.enter_context(recorder.recording())
             stack.enter_context(functional_forms())
+            stack.enter_context(loss_parallel_kept())
             joint = aot_export_joint_with_descriptors(stack, module, tuple(args))
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         where = raising_source(error.__traceback__)
@@ -286,6 +291,10 @@ def _input_slot(desc: Any) -> Slot:
             raise _changed(name)
         case TangentAOTInput(output=InputMutationAOTOutput()):
             return Slot("zero")
+        case SubclassGetAttrAOTInput(base=base, attr="_local_tensor"):
+            return _input_slot(base)
+        case SubclassGetAttrAOTInput(attr="device_mesh"):
+            return Slot("mesh")
     raise CaptureError(f"the captured program has an input that Plait does not know: {desc}")
 
 
@@ -303,6 +312,10 @@ def _output_slot(desc: Any) -> Slot | None:
             return Slot("update", index=index)
         case InputMutationAOTOutput(mutated_input=ParamAOTInput(target=name)):
             raise _changed(name)
+        case SubclassGetAttrAOTOutput(base=base, attr="_local_tensor"):
+            return _output_slot(base)
+        case SubclassGetAttrAOTOutput(attr="device_mesh"):
+            return None
     raise CaptureError(f"the captured program has an output that Plait does not know: {desc}")
 
 

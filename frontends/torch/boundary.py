@@ -18,6 +18,7 @@ from plait.core_ir.errors import CaptureError, UsageError
 from plait.core_ir.graph import Source
 from plait.frontends.torch.aot import in_backward, in_transform
 from plait.frontends.torch.checkpoint import keep_cut, next_cut
+from plait.frontends.torch.dtensors import like, local_part
 from plait.frontends.torch.effects import Effects
 from plait.frontends.torch.sources import calling_source
 
@@ -50,7 +51,7 @@ class _Marker(torch.autograd.Function):
     def forward(ctx: Any, index: int, *xs: Tensor) -> tuple[Tensor, ...]:
         ctx.index = index
         ctx.set_materialize_grads(False)
-        marked = mark(list(xs), index, False)
+        marked = _marked(xs, index, False)
         needed = ctx.needs_input_grad[1:]
         ctx.mark_non_differentiable(*(m for m, n in zip(marked, needed, strict=True) if not n))
         return tuple(marked)
@@ -58,8 +59,14 @@ class _Marker(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         present = [g for g in grads if g is not None]
-        marked = iter(mark(present, ctx.index, True) if present else ())
+        marked = iter(_marked(present, ctx.index, True) if present else ())
         return (None, *(None if g is None else next(marked) for g in grads))
+
+
+def _marked(xs: Sequence[Tensor], index: int, backward: bool) -> list[Tensor]:
+    """Each tensor marked; of DTensors their local parts."""
+    parts = mark([local_part(x) for x in xs], index, backward)
+    return [like(part, x) for part, x in zip(parts, xs, strict=True)]
 
 
 class Marks:

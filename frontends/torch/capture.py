@@ -23,6 +23,7 @@ from plait.frontends.torch import aot, checkpoint
 from plait.frontends.torch.attributes import attributes_kept
 from plait.frontends.torch.boundary import marking
 from plait.frontends.torch.devices import capture_device, device_wanted
+from plait.frontends.torch.dtensors import like, local_part
 from plait.frontends.torch.dtypes import TO_TORCH, type_of
 from plait.frontends.torch.lower import lower_nodes
 from plait.frontends.torch.model_state import ModelState, fake_tensors, model_state, read_leaves
@@ -69,7 +70,7 @@ def capture(
         )
     with told():
         refuse_modules(model)
-        held = model_state(model)
+        held = model_state(model, mesh)
         flat = named_leaves(batch)
         spec = batch_spec(flat, num_microbatches, narrow=False)
         treespec = pytree.tree_structure(batch)
@@ -151,6 +152,8 @@ def lower_joint(
                 env[node] = b.input(type_of(node.meta["val"]), "loss_grad")
             case "zero":
                 env[node] = b.full(type_of(node.meta["val"]), 0)
+            case "mesh":
+                env[node] = None
     lower_nodes(b, joint.nodes(), env, rng_key, mesh)
     _outputs(b, joint, held, program, env)
     return b.build()
@@ -213,12 +216,17 @@ def _flatten_params(held: ModelState, params: Any) -> dict[str, Any]:
         raise UsageError(
             f"params: the keys must be those of named_parameters(); missing {missing}, unexpected {extra}"
         )
-    return {name: params[name] for name in names}
+    return {name: local_part(params[name]) for name in names}
 
 
 def _pack_grads(held: ModelState, grads: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        leaf.name: grads[leaf.name] if leaf.trainable else None
+        leaf.name: _as_held(held, leaf.name, grads[leaf.name]) if leaf.trainable else None
         for leaf in held.leaves
         if leaf.role == "param"
     }
+
+
+def _as_held(held: ModelState, name: str, grad: Any) -> Any:
+    """A gradient as a DTensor where the parameter is one."""
+    return like(grad, held.wholes[name]) if name in held.wholes else grad

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from plait.core_ir.errors import CaptureError
 from plait.core_ir.graph import Source
 from plait.frontends.torch.attributes import settings, tensor_attributes
+from plait.frontends.torch.dtensors import local_part
 from plait.frontends.torch.sources import calling_source
 
 
@@ -151,7 +152,7 @@ def _changed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Itera
 
 def _is_outside(tensor: Tensor) -> bool:
     """Whether it has content, unlike all that the program makes."""
-    return type(tensor) in (Tensor, nn.Parameter, nn.Buffer)
+    return type(local_part(tensor)) in (Tensor, nn.Parameter, nn.Buffer)
 
 
 def _tensors(tree: Any) -> list[Tensor]:
@@ -159,4 +160,4 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 def _storage(tensor: Tensor) -> StorageWeakRef:
-    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+    return StorageWeakRef(local_part(tensor).untyped_storage())  # type: ignore[no-untyped-call]

@@ -23,33 +23,34 @@ COMMUNICATION = ("c10d", "c10d_functional", "_c10d_functional", "_c10d_functiona
 _PREFIX = group_name("")
 
 
-def axes_of(group: Any, mesh: Mesh | None, where: Source) -> tuple[str, ...]:
+def axes_of(group: Any, mesh: Mesh | None, what: str) -> tuple[str, ...]:
     """The axes of a group, given by its name or itself, the outermost first; none for a group of this rank alone.
 
-    A group is along one axis, or several, if its members are those of the mesh; or it has an axis by its name.
+    A group is along one axis, or several, if its members are those of the mesh; or it has an axis by its name. `what`
+    is over the group, and where it stands.
 
     Raises UnsupportedError where it is along no axis but the stages', or none is known; UsageError where the mesh is of
     another number of ranks than the run.
     """
-    found = _resolved(group, where)
+    found = _resolved(group, what)
     axis = _axis_by_name(group)
     members = dist.get_process_group_ranks(found)
     if len(members) == 1 and (axis is None or mesh is None):
         return ()
     if mesh is None:
         raise UnsupportedError(
-            f"{where}: a collective over {_named(group)} of ranks {members}, but no mesh is given; pass mesh= with the "
+            f"{what} over {_named(group)} of ranks {members}, but no mesh is given; pass mesh= with the "
             'axis along which these ranks stand, for instance {"stage": 2, "tensor": 2}'
         )
     check_world(mesh)
-    axes = (axis,) if axis is not None else _axes_by_members(group, members, mesh, where)
+    axes = (axis,) if axis is not None else _axes_by_members(group, members, mesh, what)
     if axis is not None and mesh.axes.get(axis) != len(members):
         raise UnsupportedError(
-            f"{where}: a collective over {_named(group)} of {len(members)} ranks; the mesh is {dict(mesh.axes)}"
+            f"{what} over {_named(group)} of {len(members)} ranks; the mesh is {dict(mesh.axes)}"
         )
     if mesh.stage_axis in axes:
         raise UnsupportedError(
-            f"{where}: a collective over {_named(group)}, which is along {mesh.stage_axis!r}, the axis of the stages; "
+            f"{what} over {_named(group)}, which is along {mesh.stage_axis!r}, the axis of the stages; "
             "stages run different parts of the model and meet at its boundaries alone: use another axis"
         )
     return axes
@@ -57,12 +58,12 @@ def axes_of(group: Any, mesh: Mesh | None, where: Source) -> tuple[str, ...]:
 
 def size_of(group: Any, where: Source) -> int:
     """The number of ranks of a group. UnsupportedError where this process does not know the group."""
-    return int(_resolved(group, where).size())
+    return int(_resolved(group, f"{where}: a collective").size())
 
 
 def place_in(group: Any, where: Source) -> int:
     """The place of this process in a group."""
-    return int(_resolved(group, where).rank())
+    return int(_resolved(group, f"{where}: a collective").rank())
 
 
 def check_world(mesh: Mesh) -> None:
@@ -75,14 +76,14 @@ def check_world(mesh: Mesh) -> None:
         )
 
 
-def _resolved(group: Any, where: Source) -> dist.ProcessGroup:
+def _resolved(group: Any, what: str) -> dist.ProcessGroup:
     if isinstance(group, dist.ProcessGroup):
         return group
     try:
         return _resolve_process_group(GroupName(str(group)))
     except RuntimeError as error:
         raise UnsupportedError(
-            f"{where}: a collective over process group {group!r}, which this process has not made: {error}"
+            f"{what} over process group {group!r}, which this process has not made: {error}"
         ) from error
 
 
@@ -91,9 +92,7 @@ def _axis_by_name(group: Any) -> str | None:
     return name.removeprefix(_PREFIX) if name.startswith(_PREFIX) else None
 
 
-def _axes_by_members(
-    group: Any, members: Sequence[int], mesh: Mesh, where: Source
-) -> tuple[str, ...]:
+def _axes_by_members(group: Any, members: Sequence[int], mesh: Mesh, what: str) -> tuple[str, ...]:
     rank = dist.get_rank()
     long = [axis for axis, size in mesh.axes.items() if size > 1]
     choices = [c for count in range(1, len(long) + 1) for c in combinations(long, count)]
@@ -103,7 +102,7 @@ def _axes_by_members(
             return axes
     known = ", ".join(f"{list(own[axis,])} along {axis!r}" for axis in long)
     raise UnsupportedError(
-        f"{where}: a collective over {_named(group)} of ranks {members}, which do not stand along an axis of the mesh "
+        f"{what} over {_named(group)} of ranks {members}, which do not stand along an axis of the mesh "
         f"{dict(mesh.axes)}; rank {rank} stands with ranks {known or '(nobody)'}. Ranks stand in a mesh in row-major "
         f"order; a group can also have an axis by its name, {group_name('AXIS')!r}"
     )

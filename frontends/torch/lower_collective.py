@@ -26,7 +26,7 @@ Over: TypeAlias = list[dict[str, Any]]
 
 
 def _over(s: Site, group: Any) -> Over:
-    axes = axes_of(group, s.mesh, s.b.source)
+    axes = axes_of(group, s.mesh, f"{s.b.source}: a collective")
     return [] if s.mesh is None else [{"axis": a, "size": s.mesh.axes[a]} for a in axes]
 
 

@@ -7,9 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from plait.core_ir.errors import CaptureError, UsageError
+from plait.core_ir.mesh import Mesh
 from plait.frontends.captured import Leaf
+from plait.frontends.torch.dtensors import layout_of, like, local_part
 from plait.frontends.torch.dtypes import type_of
 
 
@@ -17,22 +20,29 @@ from plait.frontends.torch.dtypes import type_of
 class ModelState:
     """What a model holds.
 
-    leaves: parameters, then buffers, in the model's order; a tied one stands once, under its first name.
+    leaves: parameters, then buffers, in the model's order; a tied one stands once, under its first name. Of a DTensor
+        the part that this rank holds.
     first_names: every name, aliases too, to the name of its leaf.
+    wholes: the tensors that are DTensors, by the name of their leaf.
     """
 
     leaves: tuple[Leaf, ...]
     first_names: dict[str, str]
+    wholes: dict[str, Tensor]
 
     def aliases(self, name: str) -> list[str]:
         """All names of a leaf."""
         return [alias for alias, first in self.first_names.items() if first == name]
 
 
-def model_state(model: nn.Module) -> ModelState:
-    """Read names, types and ties. CaptureError for what cannot be captured: hooks on parameters, tensor subclasses."""
+def model_state(model: nn.Module, mesh: Mesh | None = None) -> ModelState:
+    """Read names, types, layouts and ties.
+
+    CaptureError for what cannot be captured: hooks on parameters, tensor subclasses other than DTensor.
+    """
     leaves: list[Leaf] = []
     first_names: dict[str, str] = {}
+    wholes: dict[str, Tensor] = {}
     firsts: dict[int, str] = {}
     for name, tensor in _named_tensors(model):
         first = first_names[name] = firsts.setdefault(id(tensor), name)
@@ -42,18 +52,21 @@ def model_state(model: nn.Module) -> ModelState:
         is_param = isinstance(tensor, nn.Parameter)
         leaf = Leaf(
             name,
-            type_of(tensor),
+            type_of(local_part(tensor)),
             "param" if is_param else "buffer",
             is_param and tensor.requires_grad,
+            layout_of(name, tensor, mesh),
         )
         leaves.append(leaf)
-    return ModelState(tuple(leaves), first_names)
+        if isinstance(tensor, DTensor):
+            wholes[name] = tensor
+    return ModelState(tuple(leaves), first_names, wholes)
 
 
 def read_leaves(model: nn.Module, state: ModelState) -> dict[str, Tensor]:
-    """The model's tensors by leaf name: detached, not copied."""
+    """The model's tensors by leaf name: detached, not copied; the local parts of DTensors."""
     tensors = dict(_named_tensors(model))
-    return {leaf.name: tensors[leaf.name].detach() for leaf in state.leaves}
+    return {leaf.name: local_part(tensors[leaf.name]).detach() for leaf in state.leaves}
 
 
 @contextmanager
@@ -80,8 +93,10 @@ def _tables(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _fake(tensor: Tensor, mode: Any, device: torch.device) -> Tensor:
+    part = local_part(tensor)
     with mode:
-        fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+        empty = torch.empty_strided(part.shape, part.stride(), dtype=part.dtype, device=device)
+        fake: Tensor = like(empty, tensor)
         if isinstance(tensor, nn.Parameter):
             return nn.Parameter(fake, requires_grad=tensor.requires_grad)
     return fake
@@ -93,10 +108,10 @@ def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _check(name: str, tensor: Tensor) -> None:
-    if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer):
+    if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer, DTensor):
         raise CaptureError(
-            f"{name!r} is a {type(tensor).__module__}.{type(tensor).__qualname__}; only plain tensors and parameters "
-            "can be captured: materialise or unwrap it first"
+            f"{name!r} is a {type(tensor).__module__}.{type(tensor).__qualname__}; only plain tensors and parameters, "
+            "and DTensors, can be captured: materialise or unwrap it first"
         )
     if tensor.is_inference():
         raise CaptureError(

@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 from plait.core_ir.errors import CaptureError
 from plait.frontends.batch import BatchSpec
 from plait.frontends.torch.boundary import Marks
+from plait.frontends.torch.dtensors import entered, local_part, whole
 from plait.frontends.torch.effects import Effects
 from plait.frontends.torch.trees import kind_of, named_leaves
 
@@ -67,14 +68,15 @@ class Program(nn.Module):
         given = iter(tensors)
         leaves = [leaf.value if leaf.type is None else next(given) for leaf in self._spec.leaves]
         before = _held(self.model)
-        with self.effects.watching(before):
+        with self.effects.watching(before), entered(self.model):
             result = self._loss_fn(self.model, pytree.tree_unflatten(leaves, self._treespec))
-        loss, aux = self._parted(result)
+        loss, aux = self._parted(pytree.tree_map(whole, result))
         _check_loss(loss, self.model)
         replaced = _replaced(before, _held(self.model))
         self.replaced = tuple(replaced)
         # a copy: what is returned is then never a view of something inside
-        return (loss.clone(), *(x.detach().clone() for x in (*aux, *replaced.values())))
+        rest = (*aux, *map(local_part, replaced.values()))
+        return (loss.clone(), *(x.detach().clone() for x in rest))
 
     def _parted(self, result: Any) -> tuple[Any, list[Tensor]]:
         if not self._has_aux:

@@ -15,8 +15,20 @@ def _helpers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
 
 
-def test_models_with_collectives_give_what_ranks_give() -> None:
-    script = Path(__file__).with_name("parallel_runs.py")
-    for rank, finished in enumerate(run_ranks(script, [], 4)):
+def run(script: str, arguments: list[str], num_ranks: int) -> None:
+    path = Path(__file__).with_name(script)
+    for rank, finished in enumerate(run_ranks(path, arguments, num_ranks)):
         assert finished.status == 0, f"rank {rank}:\n{finished.stderr[-3000:]}"
         assert finished.stdout.endswith("done\n")
+
+
+def test_models_with_collectives_give_what_ranks_give() -> None:
+    run("parallel_runs.py", [], 4)
+
+
+def test_models_of_dtensors_give_what_ranks_and_the_plain_model_give() -> None:
+    run("dtensor_runs.py", ["captured", "blocks", "prepared"], 4)
+
+
+def test_a_compiled_model_of_dtensors_has_dtensors_as_gradients() -> None:
+    run("dtensor_runs.py", ["compiled", "blocks"], 4)
