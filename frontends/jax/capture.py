@@ -23,6 +23,7 @@ from plait.frontends.jax.lower import lower_jaxpr
 from plait.frontends.jax.marks import Marks
 from plait.frontends.jax.mesh_axes import check_axes
 from plait.frontends.jax.model import ModelView, view_model
+from plait.frontends.jax.replicated import reduce_locally
 from plait.frontends.jax.sharded import WHOLE, Operand, sharded
 from plait.frontends.jax.trace import Traced, trace
 from plait.frontends.jax.trees import ArrayTree, named_leaves
@@ -199,7 +200,8 @@ def _lower(
             b.output(after, "buffer_update", name)
     for name, value in zip(traced.aux.names, results, strict=True):
         b.output(value, "aux", name)
-    graph = b.build()
+    layouts = {leaf.name: leaf.layout for leaf in leaves if leaf.role == "param"}
+    graph = reduce_locally(b.build(), layouts)
     check_axes(graph, mesh)
     return graph
 

@@ -89,6 +89,12 @@ def like(atom: Any) -> jax.ShapeDtypeStruct:
     return abstract(atom.aval.shape, atom.aval.dtype)
 
 
+def shape_of(atom: Any) -> tuple[int, ...]:
+    """The shape of an operand or a result of an equation."""
+    shape: tuple[int, ...] = atom.aval.shape
+    return shape
+
+
 def x64_enabled() -> bool:
     """Whether the user has turned 64-bit types on."""
     return bool(jax.config.jax_enable_x64)  # type: ignore[attr-defined]

@@ -9,13 +9,14 @@ from typing import Any
 from plait.core_ir.graph import UNKNOWN
 from plait.core_ir.mesh import Layout, axes_of
 from plait.frontends.jax import lower_elementwise
-from plait.frontends.jax.jaxpr import ClosedJaxpr, JaxprEqn, Var, closed
+from plait.frontends.jax.jaxpr import ClosedJaxpr, JaxprEqn, Var, closed, shape_of
 from plait.frontends.jax.lower_control import CALLS, IDENTITIES
+from plait.frontends.jax.lower_parts import MOVES, SUM, moved_dims
 from plait.frontends.jax.mapped import SHARD_MAP, mapped
-from plait.frontends.jax.sharded import WHOLE
+from plait.frontends.jax.sharded import WHOLE, broadcast_layout, broadcasts, trimmed
 
 Use = Layout | None
-"""How a value is used; None: not at all."""
+"""How a value is used; None: not at all, or in any way in which it comes."""
 
 
 def used_layouts(jaxpr: ClosedJaxpr, results: Sequence[Use], axes: Collection[str]) -> list[Use]:
@@ -57,14 +58,28 @@ def _shard_map(eqn: JaxprEqn, results: Sequence[Use], axes: Collection[str]) -> 
 
 
 def _elementwise(eqn: JaxprEqn, results: Sequence[Use], axes: Collection[str]) -> Sequence[Use]:
-    shape = _shape(eqn.outvars[0])
-    fits = all(_shape(v) in ((), shape) for v in eqn.invars)
-    return [results[0] if fits and _shape(v) == shape else WHOLE for v in eqn.invars]
+    (use,), shape = results, shape_of(eqn.outvars[0])
+    return [
+        use and broadcast_layout(use, shape_of(v), shape)
+        if broadcasts(shape_of(v), shape)
+        else WHOLE
+        for v in eqn.invars
+    ]
 
 
-def _shape(atom: Any) -> tuple[int, ...]:
-    shape: tuple[int, ...] = atom.aval.shape
-    return shape
+def _moved(eqn: JaxprEqn, results: Sequence[Use], axes: Collection[str]) -> Sequence[Use]:
+    (use,), shape = results, shape_of(eqn.invars[0])
+    if use is None:
+        return [None]
+    layout: list[tuple[str, ...]] = [()] * len(shape)
+    for over, dim, size in zip(use, moved_dims(eqn), shape_of(eqn.outvars[0]), strict=False):
+        if dim is not None and shape[dim] == size:
+            layout[dim] = over
+    return [trimmed(layout)]
+
+
+def _sum(eqn: JaxprEqn, results: Sequence[Use], axes: Collection[str]) -> Sequence[Use]:
+    return [None]
 
 
 def _same(eqn: JaxprEqn, results: Sequence[Use], axes: Collection[str]) -> Sequence[Use]:
@@ -110,6 +125,8 @@ def _stack(row: Use) -> Use:
 
 _RULES: dict[str, _Rule] = {
     **dict.fromkeys(lower_elementwise.RULES, _elementwise),
+    **dict.fromkeys(MOVES, _moved),
+    SUM: _sum,
     **dict.fromkeys(IDENTITIES, _same),
     **{name: _call(param) for name, param in CALLS.items()},
     "remat2": _call("jaxpr"),

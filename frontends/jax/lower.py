@@ -16,6 +16,7 @@ from plait.frontends.jax import (
     lower_flow,
     lower_index,
     lower_linalg,
+    lower_parts,
     lower_random,
     lower_reduce,
     lower_shape,
@@ -158,39 +159,12 @@ class JaxprLowering:
         name = site.eqn.primitive.name
         rule = RULES.get(name, extern)
         if name not in TAKES_PARTS and any(isinstance(x, Sharded) for x in operands):
-            common = _common_layout(site, operands)
-            if common is not None:
-                return self._on_parts(b, site, operands, common)
+            result = lower_parts.on_parts(b, site, rule, operands)
+            if result is not None:
+                return [result]
             operands = [self.whole(b, x) for x in operands]
-        return _listed(rule(b, site, *operands))
-
-    def _on_parts(
-        self, b: Builder, site: Site, operands: Sequence[Operand], common: Sharded
-    ) -> Sequence[Operand]:
-        """An elementwise equation, on parts."""
-        layout, axes = common.layout, common.axes
-        parts = [self.laid_out(b, x, layout) if x.type.rank else part(x) for x in operands]
-        types = tuple(part_type(type, layout, axes) for type in site.results)
-        rule = RULES[site.eqn.primitive.name]
-        values = _listed(rule(b, replace(site, results=types), *parts))
-        return [
-            sharded(part(value), layout, type, axes)
-            for value, type in zip(values, site.results, strict=True)
-        ]
-
-
-def _listed(out: Operand | Sequence[Operand]) -> list[Operand]:
-    return [out] if isinstance(out, (Value, Sharded)) else list(out)
-
-
-def _common_layout(site: Site, operands: Sequence[Operand]) -> Sharded | None:
-    """An operand whose layout all can take: the equation is elementwise, and they have its shape or none."""
-    if site.eqn.primitive.name not in lower_elementwise.RULES:
-        return None
-    shapes = {x.type.shape for x in operands if x.type.rank}
-    if shapes != {site.result.shape}:
-        return None
-    return next(x for x in operands if isinstance(x, Sharded))
+        out = rule(b, site, *operands)
+        return [out] if isinstance(out, (Value, Sharded)) else list(out)
 
 
 def _read(b: Builder, env: Mapping[Var, Operand], atom: Any) -> Operand:

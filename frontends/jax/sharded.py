@@ -3,7 +3,7 @@
 What a `shard_map` gives is kept as the parts it is made of until somebody needs the whole.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, TypeAlias
@@ -39,7 +39,12 @@ Operand: TypeAlias = Value | Sharded
 
 def normal(layout: Layout, axes: Mapping[str, int]) -> Layout:
     """The layout without axes of one rank, and without dims at the end that are whole."""
-    dims = [tuple(axis for axis in over if axes[axis] > 1) for over in layout]
+    return trimmed(tuple(axis for axis in over if axes[axis] > 1) for over in layout)
+
+
+def trimmed(layout: Iterable[tuple[str, ...]]) -> Layout:
+    """The layout without dims at the end that are whole."""
+    dims = list(layout)
     while dims and not dims[-1]:
         dims.pop()
     return tuple(dims)
@@ -69,13 +74,17 @@ def like(x: Operand, local: Value) -> Operand:
     return Sharded(local, x.layout, x.type.with_dtype(local.type.dtype), x.axes)
 
 
-def fits(type: TensorType, layout: Layout, axes: Mapping[str, int]) -> bool:
-    """Whether a whole array can be cut so."""
-    try:
-        part_type(type, layout, axes)
-    except Exception:
-        return False
-    return len(layout) <= type.rank
+def broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
+    """Whether an array of that shape is spread over another within one equation: a scalar, or along dims of size 1."""
+    return not shape or (
+        len(shape) == len(to) and all(n in (1, m) for n, m in zip(shape, to, strict=True))
+    )
+
+
+def broadcast_layout(layout: Layout, shape: Sequence[int], to: Sequence[int]) -> Layout:
+    """How an array lies that is spread over another of that layout: whole along dims that are spread."""
+    pairs = zip(layout, shape, to, strict=False)
+    return trimmed(over if n == m else () for over, n, m in pairs)
 
 
 def laid_out(b: Builder, x: Operand, layout: Layout, axes: Mapping[str, int]) -> Value:

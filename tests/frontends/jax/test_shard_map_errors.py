@@ -39,14 +39,14 @@ def over(mesh: Any, function: Callable[..., Any], w_spec: Any = WHOLE, **options
 
 
 def summed(axis: str) -> Callable[..., Any]:
-    return lambda w, x: lax.psum(jnp.sum(w) * x, axis)
+    return lambda w, x: lax.psum(lax.axis_index(axis) * jnp.sum(w) * x, axis)
 
 
 def test_an_axis_that_the_mesh_lacks() -> None:
     mesh = jax_mesh(tensor=2)
     for spec in (P(None, "tensor"), P()):
         refused(
-            over(mesh, lambda w, x: lax.psum(jnp.sum(x @ w), "tensor"), spec),
+            over(mesh, summed("tensor"), spec),
             LINE + r"the model .* over axis 'tensor', which the mesh does not have; .* 'model'",
         )
 
