@@ -66,10 +66,7 @@ class JaxArrays:
 
     def put(self, array: Any, stage: int, spread: Spread) -> jax.Array:
         """A spread array where a stage runs."""
-        submesh = self._submeshes[stage]
-        # A device says where to as much as a sharding over it, and is the shorter way.
-        where = submesh.devices[0] if submesh.mesh is None else submesh.sharding(spread)
-        placed: jax.Array = jax.device_put(array, where)
+        placed: jax.Array = jax.device_put(array, self._submeshes[stage].where(spread))
         return placed
 
 

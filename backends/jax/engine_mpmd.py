@@ -19,7 +19,6 @@ from plait.backends.jax.whole import Whole
 from plait.backends.messages import largest_messages, stage_elsewhere
 from plait.backends.order import linear_order
 from plait.backends.parts import pairs_here, parted_pair
-from plait.backends.replicas import check_replicable
 from plait.backends.runtime import Plan, Spans, StepInputs, StepOutputs, task_graphs
 from plait.backends.spans import by_rank, dispatch
 from plait.backends.step import Step, add_shared
@@ -54,12 +53,7 @@ class MpmdEngine:
         started = time.perf_counter()
         self.stages = tuple(range(program.num_stages))
         self._home = devices[0] if home is None else home
-        if mesh is None:
-            ranks = [Submesh((device,)) for device in devices]
-        else:
-            if mesh.num_parts > 1:
-                check_replicable(program)
-            ranks = list(submeshes(mesh, devices))
+        ranks = submeshes(mesh, devices)
         self._placed = placed = [ranks[rank % len(ranks)] for rank in schedule.placement]
         spreads = Spreads(mesh, layouts or {})
         self._whole = None if mesh is None else Whole(program, mesh, spreads, placed)

@@ -1,17 +1,18 @@
 """The `spmd` engine: one XLA program for all ranks under `shard_map`, driven by a table of the schedule.
 
 No Python runs between the tasks of a step. Ranks move in ticks: in one, each runs at most one action, then messages are
-exchanged.
+exchanged. On a mesh with other axes all ranks with the same stages run by the same row of the table.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding
 
 from plait.backends.jax.arrays import JaxArrays
 from plait.backends.jax.compile import COMPILER_OPTIONS
@@ -21,13 +22,16 @@ from plait.backends.jax.private import shape_struct, spec
 from plait.backends.jax.spmd.plan import Plan, make_plan
 from plait.backends.jax.spmd.pools import PHASES, collect_pools
 from plait.backends.jax.spmd.program import rank_program
-from plait.backends.jax.spmd.staging import Packer, Unpacker, gather, input_types, part_of
+from plait.backends.jax.spmd.staging import Packer, Unpacker, gather, input_types, scatter
 from plait.backends.jax.spmd.ticks import assign_ticks, pairs_of
 from plait.backends.jax.spmd.wiring import wire
-from plait.backends.jax.submesh import Submesh
+from plait.backends.jax.submesh import Spreads, Submesh, submeshes
+from plait.backends.jax.whole import Whole
 from plait.backends.runtime import Spans, StepInputs, StepOutputs
 from plait.backends.step import add_shared
+from plait.core_ir import mesh as core_mesh
 from plait.core_ir.errors import BatchError, UsageError
+from plait.core_ir.mesh import Layout
 from plait.core_ir.program import Program, TaskKind
 from plait.core_ir.schedule.ir import ActionTable
 from plait.core_ir.schedule.kinds import KINDS, ActionKind
@@ -43,6 +47,7 @@ class _Compiled:
     plan: Plan
     executable: jax.stages.Compiled
     table: jax.Array
+    over_ranks: NamedSharding
     packers: tuple[Packer, ...]
     unpackers: tuple[Unpacker, ...]
 
@@ -50,8 +55,10 @@ class _Compiled:
 class SpmdEngine:
     """Runs a program under a schedule as one program over one device for each rank.
 
-    Raises UsageError where there are fewer devices than ranks, UnsupportedError for an op that JAX cannot run,
-    ScheduleError for a schedule that cannot run.
+    mesh, layouts: the axes beside that of the stages, and how parameters and buffers are cut over them.
+
+    Raises UsageError where there are fewer devices than ranks, UnsupportedError for an op that JAX cannot run and for
+    buffers that change on a mesh with data axes, ScheduleError for a schedule that cannot run.
     """
 
     def __init__(
@@ -60,12 +67,20 @@ class SpmdEngine:
         schedule: ActionTable,
         *,
         devices: Sequence[jax.Device] | None = None,
+        mesh: core_mesh.Mesh | None = None,
+        layouts: Mapping[str, Layout] | None = None,
     ) -> None:
-        self._program = program
-        self._devices = devices_for(schedule.num_ranks, devices)
-        self._mesh = stage_mesh(self._devices)
+        self._program, self._parts = program, mesh
+        self._spreads = Spreads(mesh, layouts or {})
+        num_ranks = schedule.num_ranks if mesh is None else mesh.num_ranks
+        self._devices = devices_for(num_ranks, devices)
+        self._submeshes = submeshes(mesh, self._devices)
+        self._mesh = whole_mesh(self._submeshes, mesh)
+        placed = [self._submeshes[rank] for rank in schedule.placement]
+        self._whole = None if mesh is None else Whole(program, mesh, self._spreads, placed)
         self.stages = tuple(range(program.num_stages))
-        self.arrays = JaxArrays([Submesh((self._devices[rank],)) for rank in schedule.placement])
+        self.arrays = JaxArrays([Submesh(submesh.devices[:1]) for submesh in placed])
+        self._moves = self.arrays if mesh is None else JaxArrays(placed, self._spreads)
         self.compile_seconds = 0.0
         self.reschedule(schedule)
 
@@ -82,37 +97,46 @@ class SpmdEngine:
 
     def run(self, inputs: StepInputs) -> StepOutputs:
         """One step; the arrays it gives may still be computed. Gradients lie beside their parameters."""
-        given = len(inputs.microbatches)
-        if given != self._schedule.num_microbatches:
-            raise BatchError(
-                f"got {given} microbatches, and the schedule {self._schedule.name!r} has "
-                f"{self._schedule.num_microbatches}"
-            )
+        self._check_count(inputs)
         compiled = self._program_for(backward=inputs.backward)
         with jax.enable_x64(True):
-            parts = [packer(inputs) for packer in compiled.packers]
-            results = compiled.executable(compiled.table, gather(self._mesh, AXIS, parts))
+            given = inputs if self._whole is None else self._whole.inputs(inputs)
+            pools = gather(compiled.over_ranks, [packer(given) for packer in compiled.packers])
+            results = compiled.executable(compiled.table, pools)
             named: dict[tuple[str, int, str], jax.Array] = {}
-            for device, unpacker in zip(self._devices, compiled.unpackers, strict=True):
-                named.update(unpacker(part_of(results, device)))
-            grads = {
+            parts = scatter(results, self._submeshes, self._spreads)
+            for part, unpacker in zip(parts, compiled.unpackers, strict=True):
+                named.update(unpacker(part))
+            partials = {
                 (stage, name): x
                 for (pool, stage, name), x in named.items()
                 if pool.startswith("grads")
             }
+            grads = add_shared(self._program, partials, self._moves)
             losses = [x for (pool, _, _), x in named.items() if pool == "loss"]
+            loss = _sum_losses(losses[0], inputs.loss_grad) if losses else None
+            aux = {name: x for (pool, _, name), x in named.items() if pool == "aux"}
+            if self._whole is not None:
+                grads = self._whole.gradients(grads)
+                loss = None if loss is None else self._whole.loss(loss)
+                aux = {name: self._whole.aux(x) for name, x in aux.items()}
             return StepOutputs(
-                loss=_sum_losses(losses[0], inputs.loss_grad) if losses else None,
-                grads=beside(
-                    add_shared(self._program, grads, self.arrays), inputs.params, self._devices[0]
-                ),
+                loss=loss,
+                grads=beside(grads, inputs.params, self._devices[0]),
                 buffers={name: x for (pool, _, name), x in named.items() if pool == "state"},
-                aux={name: x for (pool, _, name), x in named.items() if pool == "aux"},
+                aux=aux,
             )
 
     def profile(self, inputs: StepInputs) -> Times:
         """Times of the same tasks run one by one on the same devices: inside the one program none can be told."""
-        return MpmdEngine(self._program, self._schedule, devices=self._devices).profile(inputs)
+        alone = MpmdEngine(
+            self._program,
+            self._schedule,
+            devices=self._devices,
+            mesh=self._parts,
+            layouts=self._spreads.layouts,
+        )
+        return alone.profile(inputs)
 
     def measure(self, inputs: StepInputs) -> Spans:
         """UsageError: nobody outside sees when the actions of one program run."""
@@ -140,12 +164,24 @@ class SpmdEngine:
     def _compile(self, kinds: Sequence[TaskKind]) -> _Compiled:
         plan, traced = trace_program(self._program, self._schedule, self._mesh, kinds)
         executable = traced.lower().compile(compiler_options=COMPILER_OPTIONS)
-        table = jax.device_put(plan.table, NamedSharding(self._mesh, spec(AXIS)))
-        ranked = list(enumerate(self._devices))
-        placement = self._schedule.placement
-        packers = tuple(Packer(plan, placement, rank, device) for rank, device in ranked)
-        unpackers = tuple(Unpacker(plan, placement, rank, device) for rank, device in ranked)
-        return _Compiled(plan, executable, table, packers, unpackers)
+        placement, (stages, *_) = self._schedule.placement, self._mesh.axis_names
+        table = jax.device_put(plan.table, NamedSharding(self._mesh, spec(stages)))
+        staged = [
+            (plan, placement, rank, submesh, self._spreads)
+            for rank, submesh in enumerate(self._submeshes)
+        ]
+        packers = tuple(Packer(*of_rank) for of_rank in staged)
+        unpackers = tuple(Unpacker(*of_rank) for of_rank in staged)
+        return _Compiled(plan, executable, table, over_ranks(self._mesh), packers, unpackers)
+
+    def _check_count(self, inputs: StepInputs) -> None:
+        parts = 1 if self._parts is None else self._parts.num_parts
+        given, wanted = len(inputs.microbatches), self._schedule.num_microbatches * parts
+        if given != wanted:
+            raise BatchError(
+                f"got {given} microbatches, and the schedule {self._schedule.name!r} has "
+                f"{self._schedule.num_microbatches}" + (f" in {parts} parts" if parts > 1 else "")
+            )
 
 
 def trace_program(
@@ -153,7 +189,8 @@ def trace_program(
 ) -> tuple[Plan, jax.stages.Traced]:
     """The one program for the tasks of these kinds, traced: it can be lowered for platforms that are not here.
 
-    `mesh` has one axis, AXIS, with a device for each rank. Trace and lower it inside `jax.enable_x64(True)`.
+    The first axis of `mesh` is that of the stages; it has a device for each rank. Trace and lower it inside
+    `jax.enable_x64(True)`.
     """
     placement, num_ranks = schedule.placement, schedule.num_ranks
     pools = collect_pools(program, placement, num_ranks, kinds)
@@ -168,23 +205,38 @@ def trace_program(
         schedule.num_microbatches,
         num_ranks,
     )
+    stages, ranks = mesh.axis_names[0], over_ranks(mesh)
     # Replication checking stays off: tasks hold no derivatives to which it could add a sum.
     mapped = jax.shard_map(
-        rank_program(plan, AXIS),
+        rank_program(plan, stages),
         mesh=mesh,
-        in_specs=spec(AXIS),
-        out_specs=spec(AXIS),
+        in_specs=(spec(stages), ranks.spec),
+        out_specs=ranks.spec,
         check_vma=False,
     )
-    over_ranks = NamedSharding(mesh, spec(AXIS))
-    table = shape_struct(plan.table.shape, plan.table.dtype, over_ranks)
-    traced: jax.stages.Traced = jax.jit(mapped).trace(table, input_types(plan, over_ranks))
+    by_stage = NamedSharding(mesh, spec(stages))
+    table = shape_struct(plan.table.shape, plan.table.dtype, by_stage)
+    traced: jax.stages.Traced = jax.jit(mapped).trace(table, input_types(plan, ranks))
     return plan, traced
 
 
 def stage_mesh(devices: Sequence[jax.Device]) -> Mesh:
     """Devices along the axis of stages."""
-    return jax.make_mesh((len(devices),), (AXIS,), axis_types=(AxisType.Auto,), devices=devices)
+    return whole_mesh(submeshes(None, devices), None)
+
+
+def whole_mesh(ranks: Sequence[Submesh], mesh: core_mesh.Mesh | None) -> Mesh:
+    """All devices: along the axis of stages the submeshes, then the other axes."""
+    stages = AXIS if mesh is None else mesh.stage_axis
+    others = {} if mesh is None else {axis: mesh.axes[axis] for axis in mesh.other_axes}
+    grid = np.empty(len(ranks) * len(ranks[0].devices), object)
+    grid[:] = [device for submesh in ranks for device in submesh.devices]
+    return Mesh(grid.reshape(len(ranks), *others.values()), (stages, *others))
+
+
+def over_ranks(mesh: Mesh) -> NamedSharding:
+    """Of an array whose dim 0 is cut over all devices."""
+    return NamedSharding(mesh, spec(tuple(mesh.axis_names)))
 
 
 def _kinds(schedule: ActionTable) -> set[ActionKind]:
@@ -193,6 +245,7 @@ def _kinds(schedule: ActionTable) -> set[ActionKind]:
 
 @jax.jit
 def _sum_losses(losses: jax.Array, scale: jax.Array) -> jax.Array:
-    """The sum in microbatch order from zero, times the scale."""
+    """The sum over the last dim, in microbatch order from zero, times the scale."""
+    losses = losses.T
     total, _ = lax.scan(lambda total, loss: (total + loss, None), jnp.zeros_like(losses[0]), losses)
     return total * scale.astype(total.dtype)

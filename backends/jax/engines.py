@@ -5,12 +5,11 @@ from typing import Any
 
 import jax
 
-from plait.backends.jax.devices import devices_for
 from plait.backends.jax.engine_mpmd import MpmdEngine
 from plait.backends.jax.engine_spmd import SpmdEngine
 from plait.backends.replicas import ReplicatedEngine
 from plait.backends.runtime import Engine
-from plait.core_ir.errors import NotBuiltError, UsageError
+from plait.core_ir.errors import UsageError
 from plait.core_ir.mesh import Layout, Mesh
 from plait.core_ir.program import Program
 from plait.core_ir.schedule.schedule import Schedule
@@ -47,11 +46,7 @@ def build(
     if mesh is not None and mesh.num_ranks == schedule.num_ranks:
         mesh = None  # all other axes are of one rank
     if engine == "spmd":
-        if mesh is not None:
-            raise NotBuiltError(
-                "engine='spmd' takes no mesh with other axes than that of the stages yet; engine='mpmd' does"
-            )
-        return SpmdEngine(program, schedule, devices=devices_for(schedule.num_ranks, device))
+        return SpmdEngine(program, schedule, devices=device, mesh=mesh, layouts=layouts)
     if mesh is None or len(device) >= mesh.num_ranks or not _is_replicas(mesh):
         return MpmdEngine(program, schedule, devices=device, mesh=mesh, layouts=layouts)
     ranks = mesh.groups((mesh.stage_axis,))

@@ -8,7 +8,6 @@ arrays are what the types say.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import jax
 import numpy as np
@@ -85,6 +84,10 @@ class Submesh:
             return SingleDeviceSharding(self.devices[0])
         return NamedSharding(self.mesh, spec(*spread.layout))
 
+    def where(self, spread: Spread) -> Sharding | jax.Device:
+        """The same for `device_put`, to which a device says as much as a sharding over it, and sooner."""
+        return self.devices[0] if self.mesh is None else self.sharding(spread)
+
     def type(self, type: TensorType, spread: Spread) -> TensorType:
         """The type of the array in which values of that type are spread."""
         if self.mesh is None:
@@ -120,8 +123,13 @@ class Submesh:
         )
 
 
-def submeshes(mesh: core_mesh.Mesh, devices: Sequence[jax.Device]) -> tuple[Submesh, ...]:
-    """The devices of each rank of the stage axis. UsageError where there are fewer devices than ranks of the mesh."""
+def submeshes(mesh: core_mesh.Mesh | None, devices: Sequence[jax.Device]) -> tuple[Submesh, ...]:
+    """The devices of each rank of the stage axis; without a mesh each of the devices.
+
+    UsageError where there are fewer devices than ranks of the mesh.
+    """
+    if mesh is None:
+        return tuple(Submesh((device,)) for device in devices)
     grid = np.empty(mesh.num_ranks, object)
     grid[:] = devices_for(mesh.num_ranks, devices)
     grid = grid.reshape(tuple(mesh.axes.values()))
@@ -131,12 +139,16 @@ def submeshes(mesh: core_mesh.Mesh, devices: Sequence[jax.Device]) -> tuple[Subm
 
 def entries(x: jax.Array) -> list[jax.Array]:
     """What each device holds of an array whose dim 0 is cut over all of them, in order."""
+    if x.sharding.num_devices == 1:
+        return [x]
     shards = sorted(x.addressable_shards, key=lambda shard: shard.index[0].start or 0)
     return [shard.data for shard in shards]
 
 
-def joined(pieces: Sequence[Any], sharding: Sharding) -> jax.Array:
+def joined(pieces: Sequence[jax.Array], sharding: Sharding) -> jax.Array:
     """One array of what each device holds of its dim 0, in order."""
     first = pieces[0]
+    if len(pieces) == 1:
+        return first
     shape = (len(pieces) * first.shape[0], *first.shape[1:])
     return jax.make_array_from_single_device_arrays(shape, sharding, list(pieces))

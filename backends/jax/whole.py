@@ -17,6 +17,7 @@ import numpy as np
 from plait.backends.jax.arrays import Given, JaxArrays, on_host
 from plait.backends.jax.compile import CompiledTask, compile_task
 from plait.backends.jax.submesh import Spread, Spreads, Submesh, entries
+from plait.backends.replicas import check_replicable
 from plait.backends.runtime import StepInputs
 from plait.core_ir.arrays import array_type
 from plait.core_ir.build import Builder
@@ -29,11 +30,16 @@ from plait.core_ir.types import TensorType
 
 
 class Whole:
-    """Spreads what the stages of a program are given over their submeshes, and takes together what they give."""
+    """Spreads what the stages of a program are given over their submeshes, and takes together what they give.
+
+    UnsupportedError for buffers that change, where parts of a microbatch would each have their own.
+    """
 
     def __init__(
         self, program: Program, mesh: Mesh, spreads: Spreads, submeshes: Sequence[Submesh]
     ) -> None:
+        if mesh.num_parts > 1:
+            check_replicable(program)
         self._mesh, self._spreads = mesh, spreads
         self._arrays = JaxArrays(submeshes, spreads)
         self._first_of_part = _first_of_parts(mesh)

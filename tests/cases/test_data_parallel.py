@@ -1,5 +1,6 @@
 """A mesh with a data axis: the results of a pipeline with as many more microbatches, from both frontends."""
 
+import math
 from typing import Any
 
 import jax
@@ -12,8 +13,7 @@ from torch import nn
 
 import plait
 
-ENGINES = ("local", "mpmd")
-NUM_MICROBATCHES, NUM_REPLICAS = 4, 2
+NUM_MICROBATCHES = 4
 X = np.random.default_rng(1).normal(size=(16, 3)).astype(np.float32)
 PARAMS = {f"w{s}": np.random.default_rng(s).normal(size=(3, 3)) for s in range(4)}
 
@@ -37,20 +37,13 @@ def compiled(run: Run, num_microbatches: int, **options: Any) -> tuple[plait.Pip
     return pipeline, batch
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize("schedule", ["1f1b", "zbv", "dualpipev"])
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("source", ["torch", "jax"])
-def test_replicas_equal_more_microbatches(
-    source: str, engine: str, schedule: str, reduction: str
-) -> None:
-    run = Run(source, engine, schedule)
-    ranks = 4 if schedule == "1f1b" else 2
-    mesh = {"stage": ranks, "data": NUM_REPLICAS}
+def check_equal(run: Run, mesh: dict[str, int], reduction: str = "mean") -> None:
+    """AssertionError unless replicas give what a pipeline with as many more microbatches gives."""
+    ranks, parts = mesh["stage"], math.prod(mesh.values()) // mesh["stage"]
     pipeline, batch = compiled(run, NUM_MICROBATCHES, mesh=mesh, reduction=reduction)
     assert pipeline.schedule.num_microbatches == NUM_MICROBATCHES
     (loss, aux), grads = numpy_tree(pipeline.loss_and_grads(batch))
-    whole, _ = compiled(run, NUM_MICROBATCHES * NUM_REPLICAS, num_ranks=ranks, reduction=reduction)
+    whole, _ = compiled(run, NUM_MICROBATCHES * parts, num_ranks=ranks, reduction=reduction)
     (wanted_loss, wanted_aux), wanted = numpy_tree(whole.loss_and_grads(batch))
     np.testing.assert_array_equal(aux, wanted_aux)
     np.testing.assert_allclose(loss, wanted_loss, rtol=1e-6)
@@ -58,7 +51,30 @@ def test_replicas_equal_more_microbatches(
         np.testing.assert_allclose(grad, wanted[name], rtol=1e-5, atol=1e-6)
 
 
-def test_random_numbers_go_by_the_part_of_a_microbatch() -> None:
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("schedule", ["1f1b", "zbv", "dualpipev"])
+@pytest.mark.parametrize("engine", ["local", "mpmd"])
+@pytest.mark.parametrize("source", ["torch", "jax"])
+def test_replicas_equal_more_microbatches(
+    source: str, engine: str, schedule: str, reduction: str
+) -> None:
+    ranks = 4 if schedule == "1f1b" else 2
+    check_equal(Run(source, engine, schedule), {"stage": ranks, "data": 2}, reduction)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zbv", "dualpipev"])
+def test_replicas_in_one_program(schedule: str) -> None:
+    ranks = 4 if schedule == "1f1b" else 2
+    check_equal(Run("jax", "spmd", schedule), {"stage": ranks, "data": 2})
+
+
+@pytest.mark.parametrize("engine", ["local", "mpmd", "spmd"])
+def test_two_axes_of_replicas(engine: str) -> None:
+    check_equal(Run("jax", engine, "dualpipev"), {"data": 2, "stage": 2, "twin": 2})
+
+
+@pytest.mark.parametrize("engine", ["local", "mpmd", "spmd"])
+def test_random_numbers_go_by_the_part_of_a_microbatch(engine: str) -> None:
     model = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 1))
     batch = torch.tensor(X)
 
@@ -67,8 +83,8 @@ def test_random_numbers_go_by_the_part_of_a_microbatch() -> None:
 
     results = []
     for count, mesh in ((4, {"stage": 2, "data": 2}), (8, {"stage": 2})):
-        pipeline = plait.compile(
-            loss, model, batch, split=["2"], num_microbatches=count, mesh=mesh, codegen="eager"
+        pipeline = Run("torch", engine, "1f1b").compile(
+            loss, model, batch, split=["2"], num_microbatches=count, mesh=mesh
         )
         results.append(numpy_tree(pipeline.loss_and_grads(batch, step=3)))
     (replicated, grads), (plain, wanted) = results
@@ -128,11 +144,6 @@ def test_an_axis_of_one_is_no_replica() -> None:
 def test_mistakes(options: dict[str, Any], message: str) -> None:
     with pytest.raises(plait.PlaitError, match=message):
         compiled(Run("jax", "mpmd", "zbv"), NUM_MICROBATCHES, **options)
-
-
-def test_one_program_takes_no_other_axis_yet() -> None:
-    with pytest.raises(plait.PlaitError, match="engine='spmd' takes no mesh with other axes"):
-        compiled(Run("jax", "spmd", "zbv"), NUM_MICROBATCHES, mesh={"stage": 2, "data": 2})
 
 
 def test_a_buffer_that_changes_is_refused() -> None:

@@ -1,21 +1,23 @@
-"""Arrays in and out of an spmd program: packed on each rank's own device, and the results taken apart there."""
+"""Arrays in and out of an spmd program: packed where each rank's stages run, and the results taken apart there."""
 
-from collections.abc import Callable, Iterator, Mapping
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 from jax import lax
-from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import NamedSharding
 
-from plait.backends.jax.compile import COMPILER_OPTIONS
-from plait.backends.jax.private import shape_struct, spec
+from plait.backends.jax.arrays import content
+from plait.backends.jax.compile import compile_function
+from plait.backends.jax.private import shape_struct
 from plait.backends.jax.spmd.layout import pack, unpack
 from plait.backends.jax.spmd.plan import Plan
 from plait.backends.jax.spmd.pools import INPUT_POOLS
 from plait.backends.jax.spmd.program import RESULT_POOLS, Fields
+from plait.backends.jax.submesh import Spreads, Submesh, entries, joined
 from plait.backends.runtime import StepInputs
-from plait.core_ir.arrays import is_torch, to_numpy
 from plait.core_ir.graph import Port
 from plait.core_ir.types import TensorType
 
@@ -24,10 +26,12 @@ Item: TypeAlias = tuple[Port, int]
 
 
 def input_types(plan: Plan, sharding: NamedSharding) -> dict[str, tuple[jax.ShapeDtypeStruct, ...]]:
-    """The input pools of the whole program, `[ranks, rows, *field]`."""
+    """The input pools of the whole program, `[devices, rows, *field]`."""
     return {
         pool: tuple(
-            shape_struct((plan.num_ranks, plan.num_rows[pool], *t.shape), t.dtype.numpy, sharding)
+            shape_struct(
+                (sharding.mesh.size, plan.num_rows[pool], *t.shape), t.dtype.numpy, sharding
+            )
             for t in plan.layouts[pool].fields
         )
         for pool in INPUT_POOLS
@@ -39,9 +43,14 @@ class Packer:
     """Packs what the stages of one rank are given into the rows of its input pools."""
 
     def __init__(
-        self, plan: Plan, placement: tuple[int, ...], rank: int, device: jax.Device
+        self,
+        plan: Plan,
+        placement: tuple[int, ...],
+        rank: int,
+        submesh: Submesh,
+        spreads: Spreads,
     ) -> None:
-        self._plan, self._rank, self._device = plan, rank, device
+        self._plan = plan
         self._rows = {
             pool: list(_rows_of(plan, placement, pool, rank))
             for pool in INPUT_POOLS
@@ -59,20 +68,28 @@ class Packer:
             for port, type_ in ports.items()
         }
         self._types = [types[item] for item in self._items]
-        self._pack = _compile(self._trace, self._types, device)
+        reads = [spreads.of(port) for port, _ in self._items]
+        self._where = [submesh.where(spread) for spread in reads]
+        num_fields = sum(len(plan.layouts[pool].fields) for pool in self._rows)
+        gives = [spreads.rows] * num_fields
+        self._pack = compile_function(self._trace, self._types, submesh, reads, gives)
 
     def __call__(self, inputs: StepInputs) -> dict[str, Fields]:
-        """The rank's part of each input pool, `[1, rows, *field]`, on its device."""
+        """The rank's part of each input pool, `[its devices, rows, *field]`."""
         arrays = [
             _given(inputs, *item, type_)
             for item, type_ in zip(self._items, self._types, strict=True)
         ]
-        packed: dict[str, Fields] = self._pack(*jax.device_put(arrays, self._device))
-        return packed
+        packed = iter(self._pack(*jax.device_put(arrays, self._where)))
+        return {
+            pool: tuple(itertools.islice(packed, len(self._plan.layouts[pool].fields)))
+            for pool in self._rows
+        }
 
-    def _trace(self, *arrays: jax.Array) -> dict[str, Fields]:
+    def _trace(self, *arrays: jax.Array) -> Fields:
+        """All fields of the pools, one pool after the other."""
         known = dict(zip(self._items, arrays, strict=True))
-        return {pool: self._pool(pool, known) for pool in self._rows}
+        return tuple(field for pool in self._rows for field in self._pool(pool, known))
 
     def _pool(self, pool: str, known: Mapping[Item, jax.Array]) -> Fields:
         layout = self._plan.layouts[pool]
@@ -111,14 +128,19 @@ def _given(inputs: StepInputs, port: Port, microbatch: int, type_: TensorType) -
             return np.asarray(inputs.keys[microbatch], np.uint32)
         case "loss_grad":
             return np.full(type_.shape, inputs.loss_grad, type_.dtype.numpy)
-    return to_numpy(array) if is_torch(array) else array
+    return content(array)
 
 
 class Unpacker:
     """Takes the rows of one rank's result pools apart."""
 
     def __init__(
-        self, plan: Plan, placement: tuple[int, ...], rank: int, device: jax.Device
+        self,
+        plan: Plan,
+        placement: tuple[int, ...],
+        rank: int,
+        submesh: Submesh,
+        spreads: Spreads,
     ) -> None:
         self._plan = plan
         self._pools = {
@@ -132,10 +154,15 @@ class Unpacker:
             for pool in self._pools
             for t in plan.layouts[pool].fields
         ]
-        self._unpack = _compile(self._trace, types, device)
+        gives = [
+            spreads.of(Port("buffer", name)) if pool == "state" else spreads.by_device
+            for pool, _, name in self._names
+        ]
+        reads = [spreads.rows] * len(types)
+        self._unpack = compile_function(self._trace, types, submesh, reads, gives)
 
     def __call__(self, results: Mapping[str, Fields]) -> dict[tuple[str, int, str], jax.Array]:
-        """By pool, stage and name of the port: of `loss` and `aux` all microbatches, stacked."""
+        """By pool, stage and name of the port, spread: of `loss` and `aux` all microbatches, stacked."""
         if not self._names:
             return {}
         arrays = self._unpack(*(x for pool in self._pools for x in results[pool]))
@@ -146,7 +173,7 @@ class Unpacker:
             for stage in stages:
                 yield from ((pool, stage, port.name) for port in self._plan.pools.held(pool, stage))
 
-    def _trace(self, *arrays: jax.Array) -> list[jax.Array]:
+    def _trace(self, *arrays: jax.Array) -> Fields:
         rest = list(arrays)
         out: list[jax.Array] = []
         for pool, stages in self._pools.items():
@@ -154,7 +181,7 @@ class Unpacker:
             fields, rest = rest[:num_fields], rest[num_fields:]
             for ordinal, stage in enumerate(stages):
                 out.extend(self._stage(pool, ordinal, stage, fields))
-        return out
+        return tuple(out)
 
     def _stage(
         self, pool: str, ordinal: int, stage: int, fields: list[jax.Array]
@@ -171,34 +198,28 @@ class Unpacker:
                 yield unpack(place, type_, [x[0, ordinal] for x in fields])
 
 
-def gather(mesh: Mesh, axis: str, parts: list[dict[str, Fields]]) -> dict[str, Fields]:
-    """The pools of all ranks as arrays over the mesh, from each rank's part in order."""
-    sharding = NamedSharding(mesh, spec(axis))
+def gather(sharding: NamedSharding, parts: list[dict[str, Fields]]) -> dict[str, Fields]:
+    """The pools of all ranks as arrays over the whole mesh, from each rank's part in order."""
     return {
         pool: tuple(
-            jax.make_array_from_single_device_arrays(
-                (len(parts), *pieces[0].shape[1:]), sharding, list(pieces)
-            )
+            joined([entry for piece in pieces for entry in entries(piece)], sharding)
             for pieces in zip(*(part[pool] for part in parts), strict=True)
         )
         for pool in parts[0]
     }
 
 
-def part_of(results: Mapping[str, Fields], device: jax.Device) -> dict[str, Fields]:
-    """The part of each pool that lies on a device."""
-    return {pool: tuple(_shard(x, device) for x in fields) for pool, fields in results.items()}
-
-
-def _shard(x: jax.Array, device: jax.Device) -> jax.Array:
-    data: jax.Array = next(s.data for s in x.addressable_shards if s.device == device)
-    return data
-
-
-def _compile(
-    function: Callable[..., Any], types: list[TensorType], device: jax.Device
-) -> jax.stages.Compiled:
-    sharding = SingleDeviceSharding(device)
-    operands = [shape_struct(t.shape, t.dtype.numpy, sharding) for t in types]
-    jitted = jax.jit(function, keep_unused=True, out_shardings=sharding)
-    return jitted.lower(*operands).compile(compiler_options=COMPILER_OPTIONS)
+def scatter(
+    results: Mapping[str, Fields], submeshes: Sequence[Submesh], spreads: Spreads
+) -> Iterator[dict[str, Fields]]:
+    """The part of each pool that lies on each submesh."""
+    on_devices = {
+        pool: [{s.device: s.data for s in x.addressable_shards} for x in fields]
+        for pool, fields in results.items()
+    }
+    for submesh in submeshes:
+        sharding = submesh.sharding(spreads.rows)
+        yield {
+            pool: tuple(joined([x[d] for d in submesh.devices], sharding) for x in fields)
+            for pool, fields in on_devices.items()
+        }

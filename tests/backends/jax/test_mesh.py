@@ -23,7 +23,7 @@ from plait.core_ir.passes.pipeline import DEFAULT_PASSES, schedule_program
 from plait.core_ir.program import Program
 from plait.core_ir.schedule import Schedule, build
 
-ENGINES = ("mpmd",)
+ENGINES = ("mpmd", "spmd")
 NUM_MICROBATCHES = 4
 
 both = pytest.mark.parametrize("engine", ENGINES)
@@ -93,8 +93,13 @@ def test_a_step(engine: str, make: Any, axes: dict[str, int], name: str) -> None
     jax.tree.map(np.testing.assert_array_equal, numpy(outputs), numpy(again))
 
 
-@both
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(
+    ("engine", "name"),
+    [
+        *(("mpmd", name) for name in PROGRAMS),
+        *(("spmd", name) for name in ("every_kind_of_value", "unlike", "tied")),
+    ],
+)
 def test_an_axis_that_nothing_uses_changes_nothing(engine: str, name: str) -> None:
     """Every rank of it computes the same: changed buffers and random numbers too."""
     program, inputs = PROGRAMS[name], inputs_for(PROGRAMS[name], 3)
@@ -105,8 +110,13 @@ def test_an_axis_that_nothing_uses_changes_nothing(engine: str, name: str) -> No
     check_alike(outputs, alone)
 
 
-@both
-@pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "every_kind_of_value"])
+@pytest.mark.parametrize(
+    ("engine", "name"),
+    [
+        *(("mpmd", name) for name in PROGRAMS if name != "every_kind_of_value"),
+        *(("spmd", name) for name in ("skip", "tied", "frozen")),
+    ],
+)
 def test_parts_are_microbatches(engine: str, name: str) -> None:
     program = PROGRAMS[name]
     inputs = inputs_for(program, 6)

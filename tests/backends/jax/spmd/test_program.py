@@ -5,12 +5,14 @@ from collections import Counter
 import jax
 import jax.numpy as jnp
 import pytest
+from mesh_programs import experts, mesh_of
 from stage_programs import PROGRAMS, layers
 
 import plait
 from plait.api import capture_program
-from plait.backends.jax.engine_spmd import SpmdEngine, stage_mesh, trace_program
+from plait.backends.jax.engine_spmd import SpmdEngine, stage_mesh, trace_program, whole_mesh
 from plait.backends.jax.hlo import parse
+from plait.backends.jax.submesh import submeshes
 from plait.core_ir.passes.multiplex import multiplex_pairs
 from plait.core_ir.program import Program, TaskKind
 from plait.core_ir.schedule import Action, Schedule, build
@@ -122,3 +124,30 @@ def test_a_program_lowers_for_cuda_on_this_machine(
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("stablehlo.while") == 1 + len(kinds)
     assert ("stablehlo.collective_permute" in text) == (program.num_stages > 1)
+
+
+def on_a_mesh(kinds: tuple[TaskKind, ...] = ("F", "I", "W")) -> jax.stages.Traced:
+    """Two stages whose tasks exchange rows over one axis, of a mesh with a third."""
+    mesh = mesh_of({"data": 2, "stage": 2, "expert": 2}, data=["data", "expert"], named=["expert"])
+    made = experts(2, mesh)
+    devices = whole_mesh(submeshes(mesh, jax.devices()), mesh)
+    with jax.enable_x64(True):
+        _, traced = trace_program(made.program, build("1f1b", 2, 3), devices, kinds)
+    return traced
+
+
+def test_on_a_mesh_no_product_and_no_exchange_runs_outside_its_tasks_loop() -> None:
+    with jax.enable_x64(True):
+        module = parse(on_a_mesh().lower().compile().as_text() or "")
+    depths: dict[bool, set[int]] = {True: set(), False: set()}
+    for depth, instruction in module.walk():
+        if instruction.is_product or instruction.opcode.startswith("all-to-all"):
+            depths[instruction.is_product].add(depth)
+    assert depths == {True: {2}, False: {2}}
+
+
+def test_on_a_mesh_a_program_lowers_for_cuda_on_this_machine() -> None:
+    with jax.enable_x64(True):
+        text = on_a_mesh().lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("stablehlo.while") == 4
+    assert text.count("stablehlo.all_to_all") == 2 * 2 * 2  # of F and I, of each of two stages
