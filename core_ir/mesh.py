@@ -9,7 +9,7 @@ stages. What the others are for is known by two properties, and an axis may have
 
 import math
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
 from typing import Any, TypeAlias
@@ -27,12 +27,17 @@ Place: TypeAlias = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Mesh:
-    """Axes with their sizes, in order, and what they are for."""
+    """Axes with their sizes, in order, and what they are for.
+
+    partial_grads: parameters whose gradients, as a program gives them, are still to be summed over other axes than
+    those of data, and these axes.
+    """
 
     axes: Mapping[str, int]
     stage_axis: str = "stage"
     data_axes: tuple[str, ...] = ()
     named_axes: tuple[str, ...] = ()
+    partial_grads: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def num_ranks(self) -> int:
@@ -84,9 +89,16 @@ class Mesh:
                 number = number * self.axes[axis] + place[axis]
         return number
 
-    def summed_axes(self, layout: Layout) -> tuple[str, ...]:
-        """The axes over which the gradient of a parameter is added up: data axes that do not cut the parameter."""
-        return tuple(axis for axis in self.data_axes if axis not in axes_of(layout))
+    def summed_axes(self, param: str, layout: Layout) -> tuple[str, ...]:
+        """The axes over which the gradient of a parameter is added up: data axes that do not cut the parameter, and
+        those of which the program leaves it a partial sum."""
+        summed = {*self.partial_grads.get(param, ()), *self.data_axes}
+        return tuple(a for a in self.other_axes if a in summed and a not in axes_of(layout))
+
+    @property
+    def sums_gradients(self) -> bool:
+        """Whether any gradient is added up over ranks."""
+        return self.num_parts > 1 or bool(self.partial_grads)
 
 
 def axes_of(layout: Layout) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from plait.core_ir.errors import (
 from plait.core_ir.hardware import Hardware
 from plait.core_ir.mesh import Mesh
 from plait.core_ir.named_hardware import CPU_CORE
+from plait.core_ir.passes.defer_reductions import defer_reductions
 from plait.core_ir.passes.pipeline import (
     DEFAULT_PASSES,
     Passes,
@@ -258,7 +259,13 @@ def _capture_on(
         if found != mesh.data_axes:
             mesh = replace(mesh, data_axes=found)
             captured = run(mesh)
-    return captured, replace(mesh, named_axes=tuple(a for a in mesh.other_axes if a in named))
+    graph, partial_grads = defer_reductions(captured.graph)
+    mesh = replace(
+        mesh,
+        named_axes=tuple(axis for axis in mesh.other_axes if axis in named),
+        partial_grads=partial_grads,
+    )
+    return replace(captured, graph=graph), mesh
 
 
 def schedule_for(

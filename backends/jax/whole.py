@@ -121,7 +121,7 @@ def sum_gradients(types: Mapping[str, TensorType], mesh: Mesh, spreads: Spreads)
     b = Builder("sum_gradients")
     for name, type in types.items():
         grad = b.input(type, "param_grad", name)
-        for axis in mesh.summed_axes(spreads.layout(name)):
+        for axis in mesh.summed_axes(name, spreads.layout(name)):
             started = b(all_reduce, grad, axis=axis, size=mesh.axes[axis], reduction="sum")
             grad = b(wait, started)
         b.output(grad, "param_grad", name)

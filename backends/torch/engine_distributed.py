@@ -84,7 +84,7 @@ class DistributedEngine:
         """Go on under another order of the same tasks, each stage on the rank where it is; alike on every rank."""
         edges, rank = self._program.edge_kinds(), self.pipe.rank
         lowered = schedule.lower(edges)
-        if self.standing.mesh.num_parts > 1:
+        if self.standing.mesh.sums_gradients:
             lowered = add_reductions(lowered)
         self._actions = lowered.rank(rank)
         self._forward_actions = schedule.forward_only().lower(edges).rank(rank)

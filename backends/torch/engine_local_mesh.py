@@ -3,7 +3,7 @@
 Threads share the artifacts, and meet in the collectives of their tasks.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -56,7 +56,7 @@ class LocalMeshEngine:
     def run(self, inputs: StepInputs) -> StepOutputs:
         """One step of all ranks."""
         found = self._threads.run(lambda number: self._local.run(self._own(inputs, number)))
-        is_first = [self._counts(place, ()) for place in self._places]
+        is_first = [self._counts(place, self._mesh.data_axes) for place in self._places]
         parts = [outputs for outputs, first in zip(found, is_first, strict=True) if first]
         loss = None
         for outputs in parts:
@@ -92,21 +92,18 @@ class LocalMeshEngine:
     def _part(self, name: str, array: Any, place: Mapping[str, int]) -> Any:
         return part_of(array, self._layouts.get(name, ()), self._mesh.axes, place)
 
-    def _counts(self, place: Mapping[str, int], cut: tuple[str, ...]) -> bool:
-        """Whether a rank stands for those that give the same: the first along axes that are no data axes."""
-        return all(
-            place[axis] == 0
-            for axis in self._mesh.other_axes
-            if axis not in self._mesh.data_axes and axis not in cut
-        )
+    def _counts(self, place: Mapping[str, int], along: Collection[str]) -> bool:
+        """Whether a rank stands for those that give the same: the first along all axes but these."""
+        return all(place[axis] == 0 for axis in self._mesh.other_axes if axis not in along)
 
     def _whole(self, name: str, parts: list[torch.Tensor]) -> torch.Tensor:
-        """The sum over data axes that do not cut the parameter, and the parts along axes that do, joined."""
+        """The sum over axes over which gradients are added up, and the parts along axes that cut it, joined."""
         layout = self._layouts.get(name, ())
         cut = axes_of(layout)
+        along = {*cut, *self._mesh.summed_axes(name, layout)}
         sums: dict[tuple[int, ...], torch.Tensor] = {}
         for place, part in zip(self._places, parts, strict=True):
-            if self._counts(place, cut):
+            if self._counts(place, along):
                 key = tuple(place[axis] for axis in cut)
                 sums[key] = sums[key] + part if key in sums else part
         if not cut:

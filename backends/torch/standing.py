@@ -39,7 +39,8 @@ class Standing:
         self._sums = {
             axes: group.part(mesh.groups(axes))
             for axes in dict.fromkeys(
-                mesh.summed_axes(layout) for layout in ((), *layouts.values())
+                mesh.summed_axes(name, layouts.get(name, ()))
+                for name in ("", *layouts, *mesh.partial_grads)
             )
         }
 
@@ -83,7 +84,7 @@ class Standing:
 
     def sums(self, name: str) -> Members:
         """The ranks over which the gradient of a parameter is added up."""
-        return self._sums[self.mesh.summed_axes(self._layouts.get(name, ()))]
+        return self._sums[self.mesh.summed_axes(name, self._layouts.get(name, ()))]
 
     def counts(self, name: str) -> bool:
         """Whether a number for this rank's part of a parameter counts here, so that each part counts once."""

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
@@ -28,8 +30,11 @@ def test_groups() -> None:
 def test_parts_of_a_microbatch_and_gradients_to_sum() -> None:
     assert [MESH.part(rank) for rank in range(8)] == [0, 1, 0, 1, 2, 3, 2, 3]
     assert MESH.num_parts == 4
-    assert MESH.summed_axes(()) == ("data", "expert")
-    assert MESH.summed_axes((("expert",),)) == ("data",)
+    assert MESH.summed_axes("w", ()) == ("data", "expert")
+    assert MESH.summed_axes("w", (("expert",),)) == ("data",)
+    mesh = replace(MESH, data_axes=("data",), partial_grads={"w": ("expert",)})
+    assert mesh.summed_axes("w", ()) == ("data", "expert")
+    assert mesh.summed_axes("v", ()) == ("data",)
 
 
 @pytest.mark.parametrize(
