@@ -14,6 +14,7 @@ from jax import Array
 from plait.models.llama.config import Config
 
 Boundary = Callable[[Array], Array]
+Attend = Callable[[Array, Array, Array], Array]
 Args = TypeVar("Args", bound=tuple[Any, ...])
 
 INIT_STD = 0.02
@@ -37,8 +38,13 @@ class RMSNorm(nnx.Module):
         return y.astype(x.dtype) * self.weight[...]
 
 
+def attend_causally(q: Array, k: Array, v: Array) -> Array:
+    """Causal grouped-query attention; [B, T, N, H], [B, T, K, H] twice -> [B, T, N, H]."""
+    return jax.nn.dot_product_attention(q, k, v, is_causal=True)
+
+
 class Attention(nnx.Module):
-    """Causal grouped-query attention, [B, T, D] -> [B, T, D]."""
+    """Causal grouped-query attention with its projections, [B, T, D] -> [B, T, D]; of all heads, or of some."""
 
     def __init__(self, config: Config, *, rngs: nnx.Rngs) -> None:
         kv_dim = config.num_kv_heads * config.head_dim
@@ -48,11 +54,10 @@ class Attention(nnx.Module):
         self.wv = _linear(config.dim, kv_dim, rngs)
         self.wo = _linear(config.dim, config.dim, rngs)
 
-    def __call__(self, x: Array, cos: Array, sin: Array) -> Array:
+    def __call__(self, x: Array, cos: Array, sin: Array, attend: Attend = attend_causally) -> Array:
         q, k, v = (_heads(w(x), self.head_dim) for w in (self.wq, self.wk, self.wv))
-        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        out = jax.nn.dot_product_attention(q, k, v, is_causal=True)
-        return self.wo(out.reshape(x.shape))
+        out = attend(rotate(q, cos, sin), rotate(k, cos, sin), v)
+        return self.wo(out.reshape(*x.shape[:-1], -1))
 
 
 class MLP(nnx.Module):
