@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from plait.core_ir.arrays import to_numpy
 from plait.core_ir.interpret_ranks import interpret_ranks
@@ -25,12 +26,19 @@ def local(x: Any) -> Array:
     return to_numpy(x.to_local() if hasattr(x, "to_local") else x)
 
 
+def placed(grad: Any, parameter: Any) -> Any:
+    """A gradient with the placements of its parameter."""
+    if not isinstance(parameter, DTensor):
+        return grad
+    return grad.redistribute(parameter.device_mesh, parameter.placements)
+
+
 def eager(loss_fn: Callable[[Any, Any], Any], model: nn.Module, batch: Any) -> Results:
-    """What torch computes on this rank."""
+    """What torch computes on this rank; gradients of DTensors as these lie, which torch may leave as partial sums."""
     model.zero_grad()
     loss = loss_fn(model, batch)
     loss.backward()
-    grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    grads = {n: placed(p.grad, p) for n, p in model.named_parameters() if p.grad is not None}
     return {
         ("loss", ""): local(loss.detach()),
         **{("param_grad", n): local(g) for n, g in grads.items()},
@@ -63,17 +71,18 @@ def check_captured(
     model: nn.Module,
     batch: Any,
     mesh: Mesh,
+    in_torch: Callable[[Callable[[Any, Any], Any], nn.Module, Any], Results] = eager,
     tolerance: float = 1e-5,
 ) -> tuple[Captured, Results]:
     """Assert that every rank captures one program, and that run on all of them it gives what torch gives on each.
 
-    A collective call. The captured model, and what torch computes on this rank.
+    A collective call. The captured model, and what torch computes on this rank, which `in_torch` gives.
     """
     captured = capture(loss_fn, model, batch, num_microbatches=1, mesh=mesh, split=None)
     graph = verify(captured.graph)
     texts = everywhere(print_graph(graph))
     assert texts == [texts[0]] * len(texts)
-    expected = eager(loss_fn, model, batch)
+    expected = in_torch(loss_fn, model, batch)
     given = everywhere(operands(captured, batch))
     results = interpret_ranks(graph, given, mesh.axes)[dist.get_rank()]
     found = {(p.role, p.name): r for p, r in zip(graph.output_ports, results, strict=True)}

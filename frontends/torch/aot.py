@@ -40,6 +40,7 @@ from plait.core_ir.graph import UNKNOWN, Source
 from plait.frontends.torch.checkpoint import recomputation
 from plait.frontends.torch.dtensors import loss_parallel_kept
 from plait.frontends.torch.groups import COMMUNICATION
+from plait.frontends.torch.permute import permuting
 from plait.frontends.torch.plain_collectives import functional_forms
 from plait.frontends.torch.sources import calling_source, raising_source
 
@@ -200,6 +201,7 @@ def export_joint(module: nn.Module, args: Sequence[Tensor], recorder: Recorder) 
             stack.enter_context(mock.patch.object(HigherOrderOperator, "__call__", _refuse))
             stack.enter_context(recorder.recording())
             stack.enter_context(functional_forms())
+            stack.enter_context(permuting())
             stack.enter_context(loss_parallel_kept())
             joint = aot_export_joint_with_descriptors(stack, module, tuple(args))
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
@@ -248,8 +250,8 @@ def _refuse(op: HigherOrderOperator, *args: Any, **kwargs: Any) -> Any:
             raise UnsupportedError(
                 f"{where}: {args[1]} communicates between ranks and cannot be captured as it is called here. Call "
                 "torch.distributed.all_reduce, all_gather, all_gather_into_tensor, reduce_scatter, "
-                "reduce_scatter_tensor, all_to_all or all_to_all_single by this full name, or a functional collective "
-                "(torch.distributed._functional_collectives), which has a gradient too"
+                "reduce_scatter_tensor, all_to_all, all_to_all_single or batch_isend_irecv by this full name, or a "
+                "functional collective (torch.distributed._functional_collectives), which has a gradient too"
             )
         checked = (
             "checks at run time whether a matrix can be inverted or factored, and raises; use the op that returns "

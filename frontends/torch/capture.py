@@ -3,11 +3,12 @@
 Parameters, buffers and the batch are fake while the model runs, so nothing is computed and no memory is used.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
@@ -25,7 +26,10 @@ from plait.frontends.torch.boundary import marking
 from plait.frontends.torch.devices import capture_device, device_wanted
 from plait.frontends.torch.dtensors import like, local_part
 from plait.frontends.torch.dtypes import TO_TORCH, type_of
+from plait.frontends.torch.elsewhere import Stand, standing
+from plait.frontends.torch.groups import own_rank
 from plait.frontends.torch.lower import lower_nodes
+from plait.frontends.torch.merge_places import Sample, merged
 from plait.frontends.torch.model_state import ModelState, fake_tensors, model_state, read_leaves
 from plait.frontends.torch.program import LossFn, Program
 from plait.frontends.torch.refusals import refuse_modules, told
@@ -74,8 +78,12 @@ def capture(
         flat = named_leaves(batch)
         spec = batch_spec(flat, num_microbatches, narrow=False)
         treespec = pytree.tree_structure(batch)
-        program, joint = trace(loss_fn, model, spec, treespec, split or (), has_aux, device)
-        graph = lower_joint(joint, held, spec, program, mesh)
+
+        def run() -> tuple[Program, Graph]:
+            program, joint = trace(loss_fn, model, spec, treespec, split or (), has_aux, device)
+            return program, lower_joint(joint, held, spec, program, mesh)
+
+        program, graph = _at_places(run, mesh)
     return Captured(
         graph=graph,
         framework="torch",
@@ -89,6 +97,34 @@ def capture(
         pack_aux=program.aux.pack,
         pack_state=lambda _: None,
     )
+
+
+def _at_places(
+    run: Callable[[], tuple[Program, Graph]], mesh: Mesh | None
+) -> tuple[Program, Graph]:
+    """What `run` captures, as one program for all ranks: where it asks for its rank, it runs at several places.
+
+    Beside this rank's own place, these are the first along the axes that it asks about, and of each such axis the last,
+    and the second, while the others are at the first.
+    """
+    if mesh is None or not dist.is_available() or not dist.is_initialized():
+        return run()
+    if dist.get_world_size() != mesh.num_ranks:
+        return run()
+    own = Stand(mesh, mesh.place(own_rank()))
+    with standing(own):
+        program, graph = run()
+    asked = [axis for axis, size in mesh.axes.items() if axis in own.asked and size > 1]
+    if not asked:
+        return program, graph
+    first = {**own.place, **dict.fromkeys(asked, 0)}
+    ends = [{**first, axis: at} for axis in asked for at in {mesh.axes[axis] - 1, 1}]
+    samples = [Sample(own.place, graph)]
+    for place in (first, *ends):
+        if place not in [sample.place for sample in samples]:
+            with standing(Stand(mesh, place)):
+                samples.append(Sample(place, run()[1]))
+    return program, merged(samples, mesh)
 
 
 def trace(

@@ -3,14 +3,14 @@
 NOTE: groups are found in torch's own table of names, which is private. Tested with torch 2.13.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import combinations
 from typing import Any
 
 import torch.distributed as dist
 import torch.distributed._functional_collectives  # noqa: F401  registers the ops and what they do to fake tensors
 from torch._C._distributed_c10d import _resolve_process_group
-from torch.distributed.distributed_c10d import GroupName
+from torch.distributed.distributed_c10d import GroupName, get_process_group_ranks
 
 from plait.core_ir.errors import UnsupportedError, UsageError
 from plait.core_ir.graph import Source
@@ -21,6 +21,8 @@ COMMUNICATION = ("c10d", "c10d_functional", "_c10d_functional", "_c10d_functiona
 """Namespaces of ops that ranks run together."""
 
 _PREFIX = group_name("")
+_rank: Callable[[dist.ProcessGroup], int] = dist.ProcessGroup.rank
+"""As it is when nothing stands in for it."""
 
 
 def axes_of(group: Any, mesh: Mesh | None, what: str) -> tuple[str, ...]:
@@ -34,7 +36,7 @@ def axes_of(group: Any, mesh: Mesh | None, what: str) -> tuple[str, ...]:
     """
     found = _resolved(group, what)
     axis = _axis_by_name(group)
-    members = dist.get_process_group_ranks(found)
+    members = get_process_group_ranks(found)
     if len(members) == 1 and (axis is None or mesh is None):
         return ()
     if mesh is None:
@@ -56,14 +58,32 @@ def axes_of(group: Any, mesh: Mesh | None, what: str) -> tuple[str, ...]:
     return axes
 
 
+def known_axes(group: dist.ProcessGroup, mesh: Mesh) -> tuple[str, ...] | None:
+    """The axes of a group, that of the stages too; None where it is along none."""
+    axis = _axis_by_name(group)
+    if axis is not None:
+        return (axis,) if axis in mesh.axes else None
+    members = tuple(get_process_group_ranks(group))
+    if len(members) == 1:
+        return ()
+    return next((axes for axes, ranks in _own_groups(mesh).items() if ranks == members), None)
+
+
+def rank_in(group: dist.ProcessGroup) -> int:
+    """The rank of this process in a group, whatever stands in for it."""
+    return _rank(group)
+
+
+def own_rank() -> int:
+    """The rank of this process, whatever stands in for it."""
+    world = dist.group.WORLD
+    assert world is not None
+    return _rank(world)
+
+
 def size_of(group: Any, where: Source) -> int:
     """The number of ranks of a group. UnsupportedError where this process does not know the group."""
     return int(_resolved(group, f"{where}: a collective").size())
-
-
-def place_in(group: Any, where: Source) -> int:
-    """The place of this process in a group."""
-    return int(_resolved(group, f"{where}: a collective").rank())
 
 
 def check_world(mesh: Mesh) -> None:
@@ -93,19 +113,24 @@ def _axis_by_name(group: Any) -> str | None:
 
 
 def _axes_by_members(group: Any, members: Sequence[int], mesh: Mesh, what: str) -> tuple[str, ...]:
-    rank = dist.get_rank()
-    long = [axis for axis, size in mesh.axes.items() if size > 1]
-    choices = [c for count in range(1, len(long) + 1) for c in combinations(long, count)]
-    own = {c: next(ranks for ranks in mesh.groups(c) if rank in ranks) for c in choices}
+    rank, own = own_rank(), _own_groups(mesh)
     for axes, ranks in own.items():
         if ranks == tuple(members):
             return axes
-    known = ", ".join(f"{list(own[axis,])} along {axis!r}" for axis in long)
+    known = ", ".join(f"{list(own[axis,])} along {axis!r}" for (axis, *more) in own if not more)
     raise UnsupportedError(
         f"{what} over {_named(group)} of ranks {members}, which do not stand along an axis of the mesh "
         f"{dict(mesh.axes)}; rank {rank} stands with ranks {known or '(nobody)'}. Ranks stand in a mesh in row-major "
         f"order; a group can also have an axis by its name, {group_name('AXIS')!r}"
     )
+
+
+def _own_groups(mesh: Mesh) -> dict[tuple[str, ...], tuple[int, ...]]:
+    """The ranks that differ from this one along some axes alone, by these axes; those of one axis first."""
+    rank = own_rank()
+    long = [axis for axis, size in mesh.axes.items() if size > 1]
+    choices = [c for count in range(1, len(long) + 1) for c in combinations(long, count)]
+    return {c: next(ranks for ranks in mesh.groups(c) if rank in ranks) for c in choices}
 
 
 def _named(group: Any) -> str:

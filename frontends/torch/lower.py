@@ -108,6 +108,8 @@ def lower_nodes(
                 container, index = node.args
                 assert isinstance(container, fx.Node)
                 env[node] = env[container][index]
+            elif str(node.target).startswith("device_mesh."):
+                env[node] = None  # a mesh of DTensors, which is no tensor
             else:
                 args, kwargs = fx.map_arg((node.args, node.kwargs), operand)
                 env[node] = _lowered(b, node, args, kwargs, read(rng_key, number), mesh)

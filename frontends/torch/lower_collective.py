@@ -14,7 +14,8 @@ from plait.core_ir.errors import UnsupportedError
 from plait.core_ir.graph import Value
 from plait.core_ir.op import Op
 from plait.core_ir.ops import collective as ops
-from plait.frontends.torch.groups import axes_of, place_in, size_of
+from plait.frontends.torch.groups import axes_of, size_of
+from plait.frontends.torch.permute import PERMUTE
 from plait.frontends.torch.rules import Rules, Site
 
 c10d = torch.ops._c10d_functional
@@ -70,9 +71,6 @@ def all_to_all_single(
     known = all(isinstance(n, int) for n in (*received, *sent))
     if known and len({*received, *sent}) == 1:
         return _exchanged(s, x, _over(s, group))
-    turned = _rotation(received, sent, place_in(group, s.b.source)) if known else None
-    if turned is not None:
-        return _rotated(s, x, turned, group)
     sizes = f"{list(sent)} sent, {list(received)} received" if known else "known from data only"
     raise UnsupportedError(
         f"{s.b.source}: all_to_all_single with parts of unequal sizes ({sizes}); shapes are static: pad the parts "
@@ -92,33 +90,14 @@ def _exchanged(s: Site, x: Value, over: Over) -> Value:
     return s.b.reshape(parts, x.type.shape)
 
 
-def _rotation(received: Sequence[int], sent: Sequence[int], place: int) -> int | None:
-    """By how many places each rank sends all it has, if this one sends it to one and gets as much from one.
-
-    This is what `permute_tensor` asks for. NOTE: one rank sees its own two neighbours only; that others rotate by as
-    many is known once captures of several ranks agree.
-    """
-    size, (to, *more), (source, *others) = len(sent), _filled(sent), _filled(received)
-    if more or others or sent[to] != received[source]:
-        return None
-    turn = (to - place) % size
-    return turn if turn == (place - source) % size else None
-
-
-def _filled(sizes: Sequence[int]) -> list[int]:
-    return [i for i, n in enumerate(sizes) if n] or [-1]
-
-
-def _rotated(s: Site, x: Value, turn: int, group: Any) -> Value:
+def permute(s: Site, x: Value, targets: Sequence[int], group: Any) -> Value:
     over = _over(s, group)
-    if len(over) != 1:
+    if len(over) > 1:
         raise UnsupportedError(
             f"{s.b.source}: ranks along several axes of the mesh ({', '.join(a['axis'] for a in over)}) send their "
-            "tensors around; send them along one axis at a time"
+            "tensors around; send them along one axis at a time, within its group"
         )
-    size = over[0]["size"]
-    pairs = tuple((source, (source + turn) % size) for source in range(size))
-    return _together(s, ops.permute, x, over, pairs=pairs)
+    return _together(s, ops.permute, x, over, pairs=tuple(enumerate(targets)))
 
 
 def wait_tensor(s: Site, x: Value) -> Value:
@@ -139,6 +118,7 @@ RULES: Rules = {
     c10d.reduce_scatter_tensor_coalesced.default: _of_each(reduce_scatter_tensor),
     c10d.all_to_all_single.default: all_to_all_single,
     c10d.wait_tensor.default: wait_tensor,
+    PERMUTE: permute,
     autograd.all_gather_into_tensor.default: all_gather_into_tensor,
     autograd.reduce_scatter_tensor.default: reduce_scatter_tensor,
     autograd.all_to_all_single.default: all_to_all_single,

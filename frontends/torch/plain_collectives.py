@@ -7,9 +7,8 @@ tensor as it was before.
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, TypeAlias
-from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -18,6 +17,8 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 
 from plait.core_ir.errors import UnsupportedError
+from plait.frontends.torch.permute import Sent
+from plait.frontends.torch.replacing import replaced
 from plait.frontends.torch.sources import calling_source
 
 Group: TypeAlias = dist.ProcessGroup | None
@@ -29,18 +30,6 @@ _REDUCTIONS = {
     dist.ReduceOp.MIN: "min",
     dist.ReduceOp.MAX: "max",
 }
-
-
-class Done:
-    """In place of the work of a collective with `async_op=True`: in a captured program it ends where it starts."""
-
-    def wait(self, *_: Any, **__: Any) -> bool:
-        """True."""
-        return True
-
-    def is_completed(self) -> bool:
-        """True."""
-        return True
 
 
 def _all_reduce(tensor: Tensor, op: Any = dist.ReduceOp.SUM, group: Group = None) -> None:
@@ -134,14 +123,14 @@ _PLAIN: dict[str, Callable[..., None]] = {
 }
 
 
-def _replacing(plain: Callable[..., None]) -> Callable[..., Done | None]:
+def _replacing(plain: Callable[..., None]) -> Callable[..., Sent | None]:
     @functools.wraps(plain)
-    def call(*args: Any, async_op: bool = False, **kwargs: Any) -> Done | None:
+    def call(*args: Any, async_op: bool = False, **kwargs: Any) -> Sent | None:
         if args and isinstance(args[-1], bool):  # async_op is the last parameter of all
             *args, async_op = args  # type: ignore[assignment]
         with torch.no_grad():
             plain(*args, **kwargs)
-        return Done() if async_op else None
+        return Sent() if async_op else None
 
     return call
 
@@ -149,9 +138,7 @@ def _replacing(plain: Callable[..., None]) -> Callable[..., Done | None]:
 @contextmanager
 def functional_forms() -> Iterator[None]:
     """Inside, collectives of `torch.distributed` that write into tensors are functional ones and copies."""
-    with ExitStack() as stack:
-        for name, plain in _PLAIN.items():
-            for module in (dist, distributed_c10d):
-                if hasattr(module, name):
-                    stack.enter_context(mock.patch.object(module, name, _replacing(plain)))
+    originals = vars(distributed_c10d)
+    known = {name: plain for name, plain in _PLAIN.items() if name in originals}
+    with replaced({n: (originals[n], _replacing(plain)) for n, plain in known.items()}):
         yield

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from ranks_of_models import check_captured, compare, eager
+from ranks_of_models import Results, check_captured, compare, eager
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -62,6 +62,12 @@ def loss_fn(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
 def with_loss_parallel(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
     with loss_parallel():
         return loss_fn(model, batch)
+
+
+def in_torch(_: Any, model: nn.Module, batch: Mapping[str, Tensor]) -> Results:
+    """As torch wants it: the backward inside too."""
+    with loss_parallel():
+        return eager(loss_fn, model, batch)
 
 
 def blocks(plan: Mapping[str, Any]) -> dict[str, Any]:
@@ -121,8 +127,11 @@ def check(name: str, plan: Mapping[str, Any], mesh: DeviceMesh) -> None:
     """What is captured against torch's run of the parallel model, and of the plain one."""
     torch.manual_seed(0)
     plain = Tokens()
-    loss = with_loss_parallel if "vocabulary" in name else loss_fn
-    captured, found = check_captured(loss, parallel(plain, plan, mesh), batch(), MESH)
+    model = parallel(plain, plan, mesh)
+    if "vocabulary" in name:
+        captured, found = check_captured(with_loss_parallel, model, batch(), MESH, in_torch)
+    else:
+        captured, found = check_captured(loss_fn, model, batch(), MESH)
     expected = eager(loss_fn, plain, batch())
     place = MESH.place(dist.get_rank())
     parts = {

@@ -96,6 +96,21 @@ def turned(x: Tensor, group: Any) -> Tensor:
     return flat.view_as(x)
 
 
+def passed_on(x: Tensor, group: Any) -> Tensor:
+    """A ring, as it is written with messages; what comes has no gradient."""
+    place, size = dist.get_rank(group), dist.get_world_size(group)
+    after = dist.get_global_rank(group, (place + 1) % size)
+    before = dist.get_global_rank(group, (place - 1) % size)
+    sent, got = x.detach(), torch.empty_like(x)
+    messages = [
+        dist.P2POp(dist.isend, sent, after, group),
+        dist.P2POp(dist.irecv, got, before, group),
+    ]
+    for work in dist.batch_isend_irecv(messages):
+        work.wait()
+    return x * got
+
+
 def models(mesh: DeviceMesh) -> dict[str, Callable[[Tensor], Tensor]]:
     inner, outer, world = mesh.get_group("inner"), mesh.get_group("outer"), dist.group.WORLD
     exchange = functional.all_to_all_single_autograd
@@ -116,6 +131,7 @@ def models(mesh: DeviceMesh) -> dict[str, Callable[[Tensor], Tensor]]:
         "exchange": lambda x: exchange(x, None, None, outer),
         "exchange over all": lambda x: exchange(x, [1] * 4, [1] * 4, world),
         "turned": lambda x: turned(x, outer),
+        "passed on": lambda x: passed_on(x, inner),
         "copied, then summed": lambda x: Summed.apply(Copied.apply(x, inner).sin(), inner),
         "gathered": lambda x: gathered(x, inner),
         "listed": lambda x: listed(x, outer),

@@ -149,10 +149,25 @@ def test_other_collectives(call: Any) -> None:
 @pytest.mark.usefixtures("rank")
 def test_a_collective_by_another_name_than_its_full_one() -> None:
     def function(x: Tensor) -> Tensor:
-        all_reduce(x.detach())
+        summing(x.detach())
         return x
 
     refused(function, "cannot be captured as it is called here.*by this full name")
+
+
+summing = dist.all_reduce
+
+
+def test_a_collective_that_was_imported_by_its_name(rank: int) -> None:
+    groups = {ranks: dist.new_group(list(ranks)) for ranks in MESH.groups(("model",))}
+    own = next(group for ranks, group in groups.items() if rank in ranks)
+
+    def function(x: Tensor) -> Tensor:
+        y = x.detach().clone()
+        all_reduce(y, group=own)
+        return x * y
+
+    assert captured(function).named_axes == {"model"}
 
 
 all_reduce = dist.all_reduce  # as an import of the function leaves it
@@ -164,3 +179,30 @@ def test_parts_of_unequal_sizes() -> None:
     exchange = functional.all_to_all_single_autograd
     with pytest.raises(UnsupportedError, match=r"unequal sizes .*a capacity for each rank"):
         captured(lambda x: exchange(x, [3, 1], [1, 3], mesh.get_group("model")))
+
+
+@pytest.mark.usefixtures("rank")
+def test_messages_that_are_no_ring(rank: int) -> None:
+    mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("stage", "data", "model"))
+    group = mesh.get_group("model")
+
+    def function(x: Tensor) -> Tensor:
+        got = torch.empty(3)
+        messages = [
+            dist.P2POp(dist.isend, x.detach(), group=group, group_peer=1),
+            dist.P2POp(dist.irecv, got, group=group, group_peer=1),
+        ]
+        dist.batch_isend_irecv(messages)
+        return x * got.sum()
+
+    refused(function, "must be those of a ring")
+
+
+@pytest.mark.usefixtures("rank")
+def test_a_message_by_itself() -> None:
+    def function(x: Tensor) -> Tensor:
+        dist.send(x.detach(), 1)
+        return x
+
+    with pytest.raises(PlaitError):
+        captured(function)

@@ -27,8 +27,9 @@ def test_models_with_collectives_give_what_ranks_give() -> None:
 
 
 def test_models_of_dtensors_give_what_ranks_and_the_plain_model_give() -> None:
-    run("dtensor_runs.py", ["captured", "blocks", "prepared"], 4)
+    plans = ["whole head", "prepared", "vocabulary", "sequence and vocabulary"]
+    run("dtensor_runs.py", ["captured", *plans], 4)
 
 
 def test_a_compiled_model_of_dtensors_has_dtensors_as_gradients() -> None:
-    run("dtensor_runs.py", ["compiled", "blocks"], 4)
+    run("dtensor_runs.py", ["compiled", "sequence and vocabulary"], 4)
