@@ -89,8 +89,13 @@ class MeshProgram:
         return loss, grads, np.stack(errors)
 
 
-def tensor_parallel(num_stages: int, mesh: Mesh, axis: str = "model") -> MeshProgram:
-    """Stages h -> tanh(h @ up) @ down + shared, `up` cut by columns and `down` by rows; `shared` is every stage's."""
+def tensor_parallel(
+    num_stages: int, mesh: Mesh, axis: str = "model", *, is_turned: bool = False
+) -> MeshProgram:
+    """Stages h -> tanh(h @ up) @ down + shared, `up` cut by columns and `down` by rows; `shared` is every stage's.
+
+    is_turned: whether each rank sends its part of tanh(h @ up) to the next one.
+    """
     size = mesh.axes[axis]
     h_type = TensorType(f32, (ROWS, WIDTH))
     up_type = TensorType(f32, (WIDTH, HIDDEN // size))
@@ -98,37 +103,49 @@ def tensor_parallel(num_stages: int, mesh: Mesh, axis: str = "model") -> MeshPro
     y_type = TensorType(f32, (ROWS, HIDDEN // size))
     bias_type = TensorType(f32, (WIDTH,))
 
+    block = HIDDEN // size if is_turned else 0
+
+    def turned(t: Task, x: Value, step: int) -> Value:
+        if not is_turned:
+            return x
+        pairs = tuple((rank, (rank + step) % size) for rank in range(size))
+        return over(t, collective.permute, x, axis, size, pairs=pairs)
+
     def summed(t: Task, x: Value) -> Value:
         return over(t, collective.all_reduce, x, axis, size, reduction="sum")
 
     def forward(t: Task, s: int, h: Value) -> Value:
         y = t(elementwise.tanh, t.product(h, t.read("param", f"up{s}", up_type), 1, 0))
         t.output(y, "residual", "y")
-        out = summed(t, t.product(y, t.read("param", f"down{s}", down_type), 1, 0))
+        sent = turned(t, y, 1)
+        t.output(sent, "residual", "sent")
+        out = summed(t, t.product(sent, t.read("param", f"down{s}", down_type), 1, 0))
         return t.all(elementwise.add, out, t.read("param", "shared", bias_type))
 
     def input_part(t: Task, s: int, g: Value) -> Value:
         y = t.read("residual", "y", y_type)
         slope = t(elementwise.sub, t.full(y_type, 1.0), t(elementwise.mul, y, y))
-        back = t.product(g, t.read("param", f"down{s}", down_type), 1, 1)
+        back = turned(t, t.product(g, t.read("param", f"down{s}", down_type), 1, 1), -1)
         before = t(elementwise.mul, back, slope)
         t.output(before, "handover", "before")
         return summed(t, t.product(before, t.read("param", f"up{s}", up_type), 1, 1))
 
     def weight_part(t: Task, s: int, h: Value, g: Value) -> None:
         t.output(t.product(h, t.read("handover", "before", y_type), 0, 0), "param_grad", f"up{s}")
-        t.output(t.product(t.read("residual", "y", y_type), g, 0, 0), "param_grad", f"down{s}")
+        t.output(t.product(t.read("residual", "sent", y_type), g, 0, 0), "param_grad", f"down{s}")
         t.output(t(reduce.reduce_sum, g, dims=(0,)), "param_grad", "shared")
 
     def run(params: Params, s: int, h: NDArray[Any]) -> NDArray[Any]:
-        out: NDArray[Any] = np.tanh(h @ params[f"up{s}"]) @ params[f"down{s}"] + params["shared"]
+        sent = np.roll(np.tanh(h @ params[f"up{s}"]), block, axis=1)
+        out: NDArray[Any] = sent @ params[f"down{s}"] + params["shared"]
         return out
 
     def back(params: Params, s: int, h: NDArray[Any], g: NDArray[Any]) -> Any:
         up, down = params[f"up{s}"], params[f"down{s}"]
         y = np.tanh(h @ up)
-        before = (g @ down.T) * (1 - y * y)
-        return before @ up.T, {f"up{s}": h.T @ before, f"down{s}": y.T @ g, "shared": g.sum(0)}
+        sent = np.roll(y, block, axis=1)
+        before = np.roll(g @ down.T, -block, axis=1) * (1 - y * y)
+        return before @ up.T, {f"up{s}": h.T @ before, f"down{s}": sent.T @ g, "shared": g.sum(0)}
 
     stages = range(num_stages)
     return MeshProgram(

@@ -1,6 +1,7 @@
 """From a graph to lax operations: the table of emitters, one for each op, and the loop over equations."""
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 
@@ -23,8 +24,10 @@ from plait.core_ir.ops.collective import STARTS, wait
 from plait.core_ir.types import dtype_of
 
 
-def emit(graph: Graph) -> Callable[..., tuple[jax.Array, ...]]:
+def emit(graph: Graph, *, is_alone: bool = True) -> Callable[..., tuple[jax.Array, ...]]:
     """The graph as a function of arrays, one for each input in order; it gives the outputs in order.
+
+    is_alone: whether all devices of the program run it at once, rather than those of one rank of the stage axis.
 
     The order of a graph that communicates is kept where it counts: what a `wait` gives stands behind a barrier with the
     last that was computed before it, so that XLA cannot end the collective before what is to hide it.
@@ -36,8 +39,9 @@ def emit(graph: Graph) -> Callable[..., tuple[jax.Array, ...]]:
     UnsupportedError: at once, where an op has no emitter; when traced, where an emitter cannot do
     its equation, or gives another type than the op's rule.
     """
+    table = TABLE if is_alone else _AMONG_OTHERS
     for eqn in graph.eqns:
-        if eqn.op not in TABLE:
+        if eqn.op not in table:
             raise UnsupportedError(f"{eqn.source}: the JAX backend has no emitter for {eqn.op}")
 
     def run(*arrays: jax.Array) -> tuple[jax.Array, ...]:
@@ -47,7 +51,7 @@ def emit(graph: Graph) -> Callable[..., tuple[jax.Array, ...]]:
             operands = [known[v] for v in eqn.operands]
             if eqn.op is wait:
                 operands = list(barrier((*operands, *computed))[:1])
-            results = TABLE[eqn.op](eqn, operands)
+            results = table[eqn.op](eqn, operands)
             if eqn.op is not wait and eqn.op not in STARTS and not eqn.op.movement:
                 computed = tuple(results[:1])
             for value, result in zip(eqn.results, results, strict=True):
@@ -74,6 +78,13 @@ TABLE: Table = {
     **emit_control.table(emit),
 }
 """The emitter of each op."""
+
+_AMONG_OTHERS: Table = {
+    **TABLE,
+    **emit_collective.AMONG_OTHERS,
+    **emit_control.table(partial(emit, is_alone=False)),
+}
+"""The same where other devices run another graph."""
 
 NOT_EMITTED: dict[str, str] = {}
 """Ops this backend does not run, by name, with the reason."""

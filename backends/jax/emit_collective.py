@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 
 from plait.backends.jax.private import exchange, gather, permute, sum_scatter
-from plait.backends.jax.rule import Table, cast, widen
+from plait.backends.jax.rule import Emitter, Table, cast, widen
 from plait.core_ir.graph import Eqn
 from plait.core_ir.op import Op
 from plait.core_ir.ops import collective as ops
@@ -92,7 +92,18 @@ def _permute(x: jax.Array, attrs: Attrs) -> jax.Array:
     return permute(x, attrs["axis"], attrs["pairs"])
 
 
-def _permute_alone(x: jax.Array, attrs: Attrs) -> jax.Array:
+def _permute_among_others(x: jax.Array, attrs: Attrs) -> jax.Array:
+    """XLA has all devices of a program meet in a permute, in a gather those of a group alone."""
+    sources = np.full(attrs["size"], -1, np.int32)
+    for source, target in attrs["pairs"]:
+        sources[target] = source
+    source = lax.dynamic_index_in_dim(sources, lax.axis_index(attrs["axis"]), keepdims=False)
+    of_ranks = gather(x[None], attrs["axis"], 0)
+    sent = lax.dynamic_index_in_dim(of_ranks, lax.max(source, np.int32(0)), keepdims=False)
+    return lax.select(source >= 0, sent, lax.full_like(sent, 0))
+
+
+def _permute_of_one(x: jax.Array, attrs: Attrs) -> jax.Array:
     return x if attrs["pairs"] else lax.full_like(x, 0)
 
 
@@ -117,15 +128,19 @@ _RULES: dict[Op, tuple[Rule, Rule]] = {
     ops.reduce_scatter: (_wide(_reduce_scatter), _same),
     ops.all_reduce: (_wide(_all_reduce), _same),
     ops.all_to_all: (_all_to_all, _same),
-    ops.permute: (_permute, _permute_alone),
+    ops.permute: (_permute, _permute_of_one),
 }
 """The rule of each collective, and that for a group of one."""
 
 
-def _start(eqn: Eqn, operands: Arrays) -> Arrays:
-    (x,) = operands
-    several, alone = _RULES[eqn.op]
-    return ((several if eqn.attrs["size"] > 1 else alone)(x, eqn.attrs),)
+def _start(several: Rule, alone: Rule) -> Emitter:
+    """The emitter of a start, by the rule for a group of several and that for a group of one."""
+
+    def emit(eqn: Eqn, operands: Arrays) -> Arrays:
+        (x,) = operands
+        return ((several if eqn.attrs["size"] > 1 else alone)(x, eqn.attrs),)
+
+    return emit
 
 
 def _wait(_: Eqn, operands: Arrays) -> Arrays:
@@ -139,7 +154,10 @@ def _axis_index(eqn: Eqn, _: Arrays) -> Arrays:
 
 
 TABLE: Table = {
-    **dict.fromkeys(ops.STARTS, _start),
+    **{op: _start(*rules) for op, rules in _RULES.items()},
     ops.wait: _wait,
     ops.axis_index: _axis_index,
 }
+
+AMONG_OTHERS: Table = {ops.permute: _start(_permute_among_others, _permute_of_one)}
+"""Those that are others where not all devices of a program run the same graph."""

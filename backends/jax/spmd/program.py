@@ -116,7 +116,7 @@ def _together(entry: jax.Array, seen: State) -> tuple[jax.Array, dict[str, Field
 
 def _branch(plan: Plan, task: Wired) -> Callable[[jax.Array, State], tuple[Fields, ...]]:
     """A task as a function of the table's row and the pools: the fields it has for each pool its kind writes."""
-    function = emit(task.graph)
+    function = emit(task.graph, is_alone=False)
 
     def run(entry: jax.Array, pools: State) -> tuple[Fields, ...]:
         rows: dict[tuple[str, int], Fields] = {}

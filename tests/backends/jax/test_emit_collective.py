@@ -13,7 +13,7 @@ from plait.backends.jax.emit import emit
 from plait.core_ir.op import Array
 
 
-def run(case: RanksCase) -> list[list[Array]]:
+def run(case: RanksCase, *, is_alone: bool = True) -> list[list[Array]]:
     """Arrays get one more dimension in front, cut over all ranks."""
     axes = tuple(case.mesh)
     num_ranks = math.prod(case.mesh.values())
@@ -23,7 +23,7 @@ def run(case: RanksCase) -> list[list[Array]]:
         axis_types=(AxisType.Auto,) * len(axes),
         devices=jax.devices()[:num_ranks],
     )
-    function = emit(case.graph)
+    function = emit(case.graph, is_alone=is_alone)
 
     def on_a_rank(*arrays: jax.Array) -> tuple[jax.Array, ...]:
         return tuple(y[None] for y in function(*(x[0] for x in arrays)))
@@ -45,6 +45,15 @@ def run(case: RanksCase) -> list[list[Array]]:
 @pytest.mark.parametrize("case", cases(4), ids=lambda case: case.name)
 def test_collectives_on_four_devices(case: RanksCase) -> None:
     case.check(run(case))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case for case in cases(4) if case.name in ("permute", "turned", "loop")],
+    ids=lambda case: case.name,
+)
+def test_permutes_of_groups_that_do_not_all_come(case: RanksCase) -> None:
+    case.check(run(case, is_alone=False))
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])

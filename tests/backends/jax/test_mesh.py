@@ -63,6 +63,10 @@ def tp(axes: Mapping[str, int], num_stages: int) -> MeshProgram:
     return tensor_parallel(num_stages, mesh_of(axes, data=data, named=["model"]))
 
 
+def ring(axes: Mapping[str, int], num_stages: int) -> MeshProgram:
+    return tensor_parallel(num_stages, mesh_of(axes, named=["model"]), is_turned=True)
+
+
 def ep(axes: Mapping[str, int], num_stages: int) -> MeshProgram:
     data = [axis for axis in axes if axis != "stage"]
     return experts(num_stages, mesh_of(axes, data=data, named=["expert"]))
@@ -73,6 +77,7 @@ CASES = [
     (tp, {"stage": 2, "model": 4}, "dualpipev"),
     (tp, {"data": 2, "stage": 2, "model": 2}, "zbv"),
     (tp, {"model": 2, "data": 2, "stage": 2}, "dualpipev"),
+    (ring, {"model": 4, "stage": 2}, "zbv"),
     (ep, {"expert": 2, "stage": 2}, "zbv"),
     (ep, {"stage": 2, "expert": 4}, "1f1b"),
     (ep, {"stage": 2, "data": 2, "expert": 2}, "dualpipev"),
