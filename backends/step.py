@@ -261,14 +261,14 @@ def _number(number: int | None) -> int:
     return number
 
 
-def add_shared(
-    program: Program, grads: Mapping[tuple[int, str], Any], arrays: Arrays
-) -> dict[str, Any]:
-    """Gradients by name: the partials of shared parameters added in the order of stages, from the first one's."""
+def add_shared(grads: Mapping[tuple[int, str], Any], arrays: Arrays) -> dict[str, Any]:
+    """Gradients by name: the partials of shared parameters added in the order of stages, where the first one is."""
     total: dict[str, Any] = {}
+    first: dict[str, int] = {}
     for stage, name in sorted(grads):
         grad = grads[stage, name]
         if name in total:
-            grad = arrays.add(total[name], arrays.move(grad, program.shared_params[name][0]))
+            grad = arrays.add(total[name], arrays.move(grad, first[name]))
         total[name] = grad
+        first.setdefault(name, stage)
     return total

@@ -89,7 +89,7 @@ class MpmdEngine:
                 if inputs.backward or action.kind.forward:
                     step.compute(action)
             loss = _sum_losses(step.losses(), inputs.loss_grad)
-            grads = add_shared(self._plan.program, step.gradients(), self._plan.arrays)
+            grads = add_shared(step.gradients(), self._plan.arrays)
             aux = step.aux()
             if self._whole is not None:
                 loss, grads = self._whole.loss(loss), self._whole.gradients(grads)

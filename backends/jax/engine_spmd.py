@@ -112,7 +112,7 @@ class SpmdEngine:
                 for (pool, stage, name), x in named.items()
                 if pool.startswith("grads")
             }
-            grads = add_shared(self._program, partials, self._moves)
+            grads = add_shared(partials, self._moves)
             losses = [x for (pool, _, _), x in named.items() if pool == "loss"]
             loss = _sum_losses(losses[0], inputs.loss_grad) if losses else None
             aux = {name: x for (pool, _, name), x in named.items() if pool == "aux"}

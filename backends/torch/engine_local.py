@@ -134,7 +134,7 @@ def collect(step: Step) -> StepOutputs:
     plan = step.plan
     return StepOutputs(
         loss=sum_losses(step.losses(), step.inputs.loss_grad),
-        grads=add_shared(plan.program, step.gradients(), plan.arrays),
+        grads=add_shared(step.gradients(), plan.arrays),
         buffers=step.buffers(),
         aux=step.aux(),
     )

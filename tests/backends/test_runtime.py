@@ -81,7 +81,7 @@ def run(program: Program, schedule: Schedule, inputs: StepInputs) -> tuple[Step,
     for action in linear_order(schedule, program):
         if inputs.backward or action.kind.forward:
             step.compute(action)
-    return step, add_shared(program, step.gradients(), step.plan.arrays)
+    return step, add_shared(step.gradients(), step.plan.arrays)
 
 
 def expected(inputs: StepInputs, num_stages: int) -> tuple[list[float], dict[str, Array]]:

@@ -55,7 +55,7 @@ def test_tasks_are_timed_and_give_what_they_give(clock: Clock) -> None:
             assert seconds == pytest.approx(wanted_seconds)
     assert (times.comm, times.transfer) == (0.5, {(0, 1): 0.25})
     wanted = meaning(program, inputs)["grads"]
-    for name, grad in add_shared(program, step.gradients(), plan.arrays).items():
+    for name, grad in add_shared(step.gradients(), plan.arrays).items():
         np.testing.assert_allclose(grad, wanted[name], rtol=1e-6)
 
 
