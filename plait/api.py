@@ -186,25 +186,28 @@ def capture_program(
     state: Any = None,
     trainable: Callable[[Any, Any], bool] | None = None,
     device: Any = None,
+    mesh: Mesh | None = None,
     passes: Passes = DEFAULT_PASSES,
 ) -> tuple[Captured, Program]:
     """The model as the frontend captured it and as the passes cut it: what `compile` does before any backend.
 
-    Arguments are those of `compile`; the model may be abstract: on `meta` (torch), of ShapeDtypeStructs (JAX).
+    Arguments are those of `compile`; the model may be abstract: on `meta` (torch), of ShapeDtypeStructs (JAX). The data
+    axes of `mesh` are a guess, as those of `read_mesh` are.
     """
     framework = framework_of(model)
-    captured: Captured = load(framework, f"frontends.{framework}.capture").capture(
+    capture = partial(
+        load(framework, f"frontends.{framework}.capture").capture,
         loss_fn,
         model,
         batch,
-        num_microbatches=num_microbatches,
         split=split,
         has_aux=has_aux,
         state=state,
         trainable=trainable,
         device=device,
     )
-    return captured, _program_of(captured, passes)
+    captured, mesh = _capture_on(mesh, capture, num_microbatches, guess=True)
+    return captured, _program_of(captured, passes, mesh)
 
 
 def _program_of(captured: Captured, passes: Passes, mesh: Mesh | None = None) -> Program:

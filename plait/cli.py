@@ -3,7 +3,6 @@
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, NoReturn, TypeAlias
@@ -14,7 +13,7 @@ from rich.console import Console
 from plait.api import capture_program, schedule_for
 from plait.cli_schedule import app as schedule_app
 from plait.compare.events import MISUSES
-from plait.compare.plan import Request, plan_jobs
+from plait.compare.plan import Request, mesh_of, plan_jobs
 from plait.compare.report import WIDTH, Display, rows_table, simulated_table, training_table
 from plait.compare.run import Results, check_writable, run_jobs
 from plait.compare.simulate import simulate_rows
@@ -62,6 +61,13 @@ Engine: TypeAlias = Annotated[
     ),
 ]
 Ranks: TypeAlias = Annotated[int, typer.Option(min=1, help="Ranks of the pipeline.")]
+MeshAxes: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        metavar="AXIS=SIZE,...",
+        help="Axes of the mesh beside that of the stages, as data=2,expert=4; the last stays closest together.",
+    ),
+]
 Microbatches: TypeAlias = Annotated[int, typer.Option(min=1, help="Microbatches of a batch.")]
 Split: TypeAlias = Annotated[
     str, typer.Option(help="Module paths to cut before. Default: stages of even length.")
@@ -94,6 +100,7 @@ def compare(
     engine: Engine = "",
     schedule: Annotated[str, typer.Option(help="Names or CSV files.")] = "1f1b",
     ranks: Ranks = 2,
+    mesh: MeshAxes = "",
     microbatches: Annotated[
         str, typer.Option(help="Microbatches of a batch; several to sweep over their size.")
     ] = "8",
@@ -146,6 +153,7 @@ def compare(
         engines=_names(engine),
         schedules=_names(schedule),
         num_ranks=ranks,
+        axes=_axes(mesh),
         microbatches=_counts(microbatches),
         split=_names(split),
         dtype=dtype,
@@ -173,6 +181,7 @@ def train(
     engine: Engine = "",
     schedule: Annotated[str, typer.Option(help="A name or a CSV file.")] = "1f1b",
     ranks: Ranks = 2,
+    mesh: MeshAxes = "",
     microbatches: Microbatches = 8,
     split: Split = "",
     dtype: Dtype = "f32",
@@ -195,6 +204,7 @@ def train(
         engines=_names(engine),
         schedules=_names(schedule),
         num_ranks=ranks,
+        axes=_axes(mesh),
         microbatches=(microbatches,),
         split=_names(split),
         dtype=dtype,
@@ -219,6 +229,7 @@ def program(
     ranks: Annotated[
         int, typer.Option("--ranks", "--stages", min=1, help="Stages to cut into.")
     ] = 2,
+    mesh: MeshAxes = "",
     microbatches: Microbatches = 8,
     batch_size: BatchSize = None,
     dtype: Dtype = "f32",
@@ -252,10 +263,19 @@ def program(
         raise UsageError(f"unknown task {task!r}; there are: {', '.join((*TASK_KINDS, PAIR))}")
     if schedule is None and task == PAIR:
         schedule = "dualpipev"
-    request = Request(model, config, _names(frontend), (), (), ("1f1b",), ranks, (microbatches,))
-    request = replace(request, dtype=dtype, batch_size=batch_size, split=_names(split))
+    request = Request(
+        model=model,
+        config=config,
+        frontends=_names(frontend),
+        num_ranks=ranks,
+        axes=_axes(mesh),
+        microbatches=(microbatches,),
+        split=_names(split),
+        dtype=dtype,
+        batch_size=batch_size,
+    )
     job = plan_jobs(request)[0]
-    sizes = Sizes(config, dtype, job.batch_size, ranks)
+    sizes = Sizes(config, dtype, job.batch_size, ranks, job.axes)
     workload = load_abstract(model, job.frontends[0], sizes, job.split)
     _, built = capture_program(
         workload.loss_fn,
@@ -263,6 +283,7 @@ def program(
         workload.batch,
         num_microbatches=microbatches,
         split=workload.split,
+        mesh=mesh_of(request),
     )
     if stage is not None and stage >= built.num_stages:
         raise UsageError(f"there is no stage {stage}; stages are 0 to {built.num_stages - 1}")
@@ -349,6 +370,20 @@ def _show(results: Results) -> None:
 def _names(text: str) -> tuple[str, ...]:
     """The names in a list by comma, each once."""
     return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
+
+def _axes(text: str) -> dict[str, int]:
+    """The axes of a list such as data=2,expert=4."""
+    axes: dict[str, int] = {}
+    for entry in _names(text):
+        name, _, size = entry.partition("=")
+        if not size.isdecimal() or not name or name == "stage" or name in axes or int(size) < 1:
+            raise UsageError(
+                f"--mesh takes the axes beside that of the stages, which --ranks sizes, each once with its size, as in "
+                f"data=2,expert=4; got {text!r}"
+            )
+        axes[name] = int(size)
+    return axes
 
 
 def _counts(text: str) -> tuple[int, ...]:

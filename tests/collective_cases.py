@@ -234,3 +234,25 @@ def overlapped_pair() -> Graph:
     forward = parse_graph(HALF.format(name="m.stage1.forward", role="activation"))
     backward = parse_graph(HALF.format(name="m.stage0.backward", role="gradient"))
     return overlap(multiplex(forward, backward), slow_exchange)
+
+
+UNDER_WAY = """plait.ir 1
+
+graph @t(%x: f32[4, 6] {activation "x"}, %w: f32[6, 6] {param "w"}, %n: i32[2] {residual "n"})
+    -> (%y: f32[4, 6] {gradient "y"}, %z: f32[2, 12], %v: f32[4, 12], %u: f32[4, 3], %t: f32[4, 6], %q: i32[2]) {
+  %hq: async<i32[2]> = all_reduce(%n) {axis="e", reduction="max", size=2}
+  %h: async<f32[2, 12]> = all_to_all(%x) {axis="e", concat_dim=1, size=2, split_dim=0}
+  %g: async<f32[4, 12]> = all_gather(%x) {axis="e", dim=1, size=2}
+  %r: async<f32[4, 3]> = reduce_scatter(%x) {axis="e", dim=1, reduction="sum", size=2}
+  %s: async<f32[4, 6]> = all_reduce(%x) {axis="e", reduction="sum", size=2}
+  %y: f32[4, 6] = dot_general(%x, %w) {batch=[[], []], contract=[[1], [0]]}
+  %k: f32[4, 6] = tanh(%y)
+  %z: f32[2, 12] = wait(%h)
+  %v: f32[4, 12] = wait(%g)
+  %u: f32[4, 3] = wait(%r)
+  %t0: f32[4, 6] = wait(%s)
+  %q: i32[2] = wait(%hq)
+  %t: f32[4, 6] = add(%t0, %k)
+}
+"""
+"""The gradient is ready while five collectives are under way; that of integers cannot be handed on."""

@@ -41,7 +41,7 @@ from plait.core_ir.errors import UnsupportedError
 from plait.core_ir.graph import Graph, Value
 from plait.core_ir.op import Literal, Op
 from plait.core_ir.ops.shape import constant
-from plait.core_ir.types import AsyncType
+from plait.core_ir.types import AsyncType, TensorType
 
 FAMILIES = (
     *(emit_elementwise, emit_integer, emit_convert, emit_shape, emit_reduce, emit_window),
@@ -108,8 +108,7 @@ def trace(
         held = [enter(x, t.dtype) for x, t in zip(ports, types, strict=True)]
         scope = Scope(device, dict(zip(digests, held[num:], strict=True)), _run)
         outputs = _run(graph, held[:num], scope)
-        left = [leave(x, t.dtype) for x, t in zip(outputs, graph.output_types, strict=True)]
-        return tuple(separate(left, ports))
+        return tuple(_left(outputs, graph.output_types, ports))
 
     # Without a ShapeEnv Inductor does not use its cache.
     mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)
@@ -119,6 +118,18 @@ def trace(
     module.graph.eliminate_dead_code()
     module.recompile()
     return Traced(module, constants, fake, mode)
+
+
+def _left(
+    outputs: Sequence[Tensor], types: Sequence[TensorType], ports: Sequence[Tensor]
+) -> list[Tensor]:
+    """Outputs as ports. What is still under way must not be touched, and no other value shares its storage."""
+    there = [(x, t) for x, t in zip(outputs, types, strict=True) if not isinstance(t, AsyncType)]
+    separated = iter(separate([leave(x, t.dtype) for x, t in there], ports))
+    return [
+        x.view(t.shape) if isinstance(t, AsyncType) else next(separated)
+        for x, t in zip(outputs, types, strict=True)
+    ]
 
 
 def _run(graph: Graph, operands: Sequence[Tensor], scope: Scope) -> list[Tensor]:

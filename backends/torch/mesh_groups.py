@@ -8,6 +8,7 @@ gives a tensor that must not be read before `wait`; for most, Inductor knows tha
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -50,12 +51,9 @@ def name_axis_group(axis: str, group: dist.ProcessGroup) -> None:
 
 
 def release_axis(axis: str) -> None:
-    """Forget the group of an axis, if there is one; before the group is destroyed."""
-    try:
-        _resolved(group_name(axis))
-    except RuntimeError:
-        return
-    _unregister_process_group(GroupName(group_name(axis)))
+    """Forget the group of an axis, if there is one. The name of one that is gone is still taken."""
+    with suppress(RuntimeError):
+        _unregister_process_group(GroupName(group_name(axis)))
 
 
 # Collectives: tensors are cut and joined along dimension 0.

@@ -7,15 +7,18 @@
     }                                                graph @pair.2(...) -> (%dw)
 
 The order of equations stays: `overlap` puts what others wait for first. A part reads inputs of the task and values of
-parts before it, and gives outputs of the task and values that parts behind it read.
+parts before it, and gives outputs of the task and values that parts behind it read; these may still be under way. A
+collective whose value cannot be handed on so (`exchange_rows`) is waited for in the part that starts it.
 """
 
 import itertools
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from plait.core_ir.graph import Eqn, Graph, Port
+from plait.core_ir.graph import Eqn, Graph, Port, Value
 from plait.core_ir.lanes import Seconds
+from plait.core_ir.ops.collective import STARTS, wait
+from plait.core_ir.passes.exchange_rows import exchange_rows, exchanges_rows, is_of_rows
 
 LEAST_SHARE = 0.05
 """Of a task's time that must be left behind a cut, or the message waits for the end."""
@@ -61,7 +64,32 @@ def cut_at_messages(
         return (whole,)
     borders = [0, *sorted(cuts), len(graph.eqns)]
     runs = [graph.eqns[a:b] for a, b in itertools.pairwise(borders)]
-    return tuple(_parts(graph, runs))
+    under_way = [start for start in _under_way(runs) if not is_of_rows(start)]
+    if not under_way:
+        return tuple(_parts(graph, runs))
+    held = {start.result for start in under_way if not exchanges_rows(start)}
+    eqns = tuple(itertools.chain.from_iterable(_waiting(runs, held)))
+    moved = {start.result for start in under_way} - held
+    return cut_at_messages(exchange_rows(replace(graph, eqns=eqns), moved), messages, seconds)
+
+
+def _under_way(runs: Sequence[Sequence[Eqn]]) -> Iterator[Eqn]:
+    """The collectives that end in a later run than they start."""
+    for run in runs:
+        starts = {eqn.result: eqn for eqn in run if eqn.op in STARTS}
+        for eqn in run:
+            if eqn.op is wait:
+                starts.pop(eqn.operands[0], None)
+        yield from starts.values()
+
+
+def _waiting(runs: Sequence[Sequence[Eqn]], values: Collection[Value]) -> Iterator[list[Eqn]]:
+    """The runs, each waiting for those of these values that it starts, before what ends it."""
+    waits = {eqn.operands[0]: eqn for run in runs for eqn in run if eqn.op is wait}
+    for run in runs:
+        own = [waits[eqn.result] for eqn in run if eqn.op in STARTS and eqn.result in values]
+        *others, last = (e for e in run if e.op is not wait or e.operands[0] not in values)
+        yield [*others, *own, last]
 
 
 def _parts(graph: Graph, runs: Sequence[Sequence[Eqn]]) -> Iterator[Part]:

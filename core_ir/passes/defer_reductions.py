@@ -17,9 +17,10 @@ from dataclasses import replace
 from plait.core_ir.graph import Eqn, Graph, Value
 from plait.core_ir.ops.collective import all_reduce, wait
 from plait.core_ir.ops.elementwise import add, neg
+from plait.core_ir.ops.reduce import reduce_sum
 from plait.core_ir.ops.shape import reshape, transpose
 
-_LINEAR = frozenset({add, neg, reshape, transpose})
+_LINEAR = frozenset({add, neg, reduce_sum, reshape, transpose})
 """Ops through which a sum over ranks can be moved."""
 
 _NONE = frozenset[str]()

@@ -18,6 +18,14 @@ from plait.models.deepseek_v3 import flax
 from plait.models.deepseek_v3.flax import Boundary, DeepSeekV3, no_boundary
 from plait.models.deepseek_v3.moe.flax import Exchange, MoE
 
+AXES = ("expert",)
+"""What the axes are called over which `loss_fn_over` cuts."""
+
+
+def loss_fn_over(mesh: Any) -> Any:
+    """The loss over a mesh with AXES."""
+    return partial(loss_fn, mesh=mesh)
+
 
 def loss_fn(
     model: DeepSeekV3,

@@ -11,6 +11,7 @@ Shapes are those of one rank: B batch, T time, D model dim, N heads, K key-value
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -73,6 +74,16 @@ class Form:
         if self.context_axis is None:
             return attend_causally(q, k, v)
         return ring_attention(q, k, v, self.context_axis)
+
+
+AXES = ("tensor", "context")
+"""What the axes are called over which `loss_fn_over` cuts."""
+
+
+def loss_fn_over(mesh: Any) -> Any:
+    """The loss over those of AXES that a mesh has; a residual stream of whole positions."""
+    tensor, context = (axis if axis in mesh.shape else None for axis in AXES)
+    return partial(loss_fn, form=Form(mesh, tensor, context))
 
 
 def loss_fn(

@@ -20,6 +20,7 @@ def description(job: Job, workload: Workload, pipeline: Pipeline, schedule: str)
         "codegen": pipeline.options.codegen,
         "schedule": schedule,
         "ranks": pipeline.schedule.num_ranks,
+        "mesh": job.mesh,
         "stages": pipeline.program.num_stages,
         "microbatches": job.num_microbatches,
         "dtype": next(leaf.type.dtype.name for leaf in params if leaf.trainable),

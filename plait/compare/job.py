@@ -1,6 +1,7 @@
 """A job: what the processes of one engine are to measure. It travels to them as JSON."""
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from typing import Self
 
@@ -12,8 +13,9 @@ from plait.core_ir.schedule.schedule import Schedule
 class Job:
     """Rows, frontends x schedules, for one engine; then, if `train_steps`, a training.
 
-    frontends: names of a model's sources, or one None where the model itself says what it is. steps: timed steps of a
-    row. train_frontend: whose model is trained. timeline: whether rows hold a measured timeline.
+    frontends: names of a model's sources, or one None where the model itself says what it is. num_ranks: of the
+    pipeline; axes: of the mesh beside that of the stages. steps: timed steps of a row. train_frontend: whose model is
+    trained. timeline: whether rows hold a measured timeline.
     """
 
     model: str
@@ -26,6 +28,7 @@ class Job:
     codegen: str | None
     device: str | None
     num_ranks: int
+    axes: dict[str, int]
     num_microbatches: int
     frontends: tuple[str | None, ...]
     schedules: tuple[str, ...]
@@ -42,7 +45,17 @@ class Job:
     @property
     def num_processes(self) -> int:
         """Processes that run the job: the ranks of a `distributed` engine, else one."""
-        return self.num_ranks if self.engine == "distributed" else 1
+        return self.num_devices if self.engine == "distributed" else 1
+
+    @property
+    def num_devices(self) -> int:
+        """Ranks of the mesh."""
+        return self.num_ranks * math.prod(self.axes.values())
+
+    @property
+    def mesh(self) -> dict[str, int] | None:
+        """What `plait.compile` takes: stages first, so that other axes stay inside a node."""
+        return {"stage": self.num_ranks, **self.axes} if self.axes else None
 
     @property
     def num_rows(self) -> int:

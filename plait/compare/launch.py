@@ -60,7 +60,7 @@ def environment(job: Job, rank: int, port: int) -> dict[str, str]:
     """The variables of a worker: one thread a rank, as many host devices as ranks, a process group's address."""
     variables = {**os.environ, "OMP_NUM_THREADS": "1"}
     ours = {
-        "--xla_force_host_platform_device_count": str(job.num_ranks),
+        "--xla_force_host_platform_device_count": str(job.num_devices),
         "--xla_cpu_multi_thread_eigen": "false",
     }
     users = os.environ.get("XLA_FLAGS", "").split()

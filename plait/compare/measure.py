@@ -51,6 +51,7 @@ def compile_workload(job: Job, workload: Workload, schedule: str) -> Pipeline:
             schedule=schedule,
             num_microbatches=job.num_microbatches,
             num_ranks=job.num_ranks,
+            mesh=job.mesh,
             backend=job.backend,
             engine=job.engine,
             codegen=job.codegen,
@@ -126,7 +127,7 @@ def compute_reference(job: Job, workload: Workload) -> Reference:
     """The unpipelined framework on the same microbatches, with the random keys of step 0."""
     module = _side(workload)
     reference: Reference = module.reference(
-        workload.loss_fn,
+        workload.plain_loss_fn or workload.loss_fn,
         workload.model,
         workload.batch,
         num_microbatches=job.num_microbatches,

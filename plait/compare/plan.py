@@ -1,13 +1,16 @@
 """From the options of a comparison, lists of names, to jobs. Every name is checked before a process starts."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import product
 
 from plait.compare.job import Job, stages_of
 from plait.core_ir.errors import UsageError
+from plait.core_ir.mesh import Mesh
 from plait.core_ir.schedule import registry
 from plait.extras import installed
+from plait.mesh import read_mesh
 from plait.options import CODEGENS, ENGINES
 from plait.workloads.family import find_family
 from plait.workloads.workload import DTYPES, FRONTENDS, is_named
@@ -17,7 +20,8 @@ from plait.workloads.workload import DTYPES, FRONTENDS, is_named
 class Request:
     """The options of `compare` and `train`. An empty list: what is installed, or the default.
 
-    Several numbers of microbatches cut one batch in so many ways: a sweep over the microbatch size.
+    axes: of the mesh beside that of the stages, with their sizes. Several numbers of microbatches cut one batch in so
+    many ways: a sweep over the microbatch size.
     """
 
     model: str
@@ -27,6 +31,7 @@ class Request:
     engines: Sequence[str] = ()
     schedules: Sequence[str] = ("1f1b",)
     num_ranks: int = 2
+    axes: Mapping[str, int] = field(default_factory=dict)
     microbatches: Sequence[int] = (8,)
     split: Sequence[str] = ()
     dtype: str = "f32"
@@ -59,13 +64,14 @@ def plan_jobs(request: Request) -> list[Job]:
                     model=request.model,
                     config=request.config,
                     dtype=request.dtype,
-                    batch_size=request.batch_size or 2 * max(request.microbatches),
+                    batch_size=_rows(request),
                     split=tuple(request.split) or None,
                     backend=backend,
                     engine=engine,
                     codegen=request.codegen if CODEGENS[backend] else None,
                     device=request.device,
                     num_ranks=request.num_ranks,
+                    axes=dict(request.axes),
                     num_microbatches=count,
                     frontends=tuple(frontends),
                     schedules=tuple(request.schedules),
@@ -76,6 +82,18 @@ def plan_jobs(request: Request) -> list[Job]:
                 )
             )
     return jobs
+
+
+def mesh_of(request: Request) -> Mesh | None:
+    """The mesh of a request: stages first, so that other axes stay inside a node."""
+    axes = {"stage": request.num_ranks, **request.axes}
+    return read_mesh(axes, "stage", None) if request.axes else None
+
+
+def _rows(request: Request) -> int:
+    """Rows of a batch: by default two for every rank that may have rows of its own."""
+    parts = math.prod(request.axes.values())
+    return request.batch_size or 2 * parts * max(request.microbatches)
 
 
 def _check(request: Request) -> None:
@@ -94,7 +112,7 @@ def _check(request: Request) -> None:
                 raise UsageError(f"unknown {option} {name!r}; there are: {', '.join(there_are)}")
     if not request.microbatches:
         raise UsageError("name at least one number of microbatches")
-    rows = request.batch_size or 2 * max(request.microbatches)
+    rows = _rows(request)
     numbers = [
         ("ranks", request.num_ranks),
         *(("microbatches", count) for count in request.microbatches),
@@ -148,5 +166,6 @@ def _engines(request: Request, backend: str) -> list[str]:
     own = [name for name in request.engines if name in ENGINES[backend]]
     if own:
         return own
-    distributed = backend == "torch" and request.num_ranks > 1
+    num_devices = request.num_ranks * math.prod(request.axes.values())
+    distributed = backend == "torch" and num_devices > 1
     return ["distributed" if distributed else ENGINES[backend][0]]

@@ -8,7 +8,7 @@ from typing import Any
 
 from plait.api import capture_program, schedule_for
 from plait.compare.job import stages_of
-from plait.compare.plan import Request, plan_jobs
+from plait.compare.plan import Request, mesh_of, plan_jobs
 from plait.core_ir.cost import peak_seconds
 from plait.core_ir.errors import ScheduleError, UsageError
 from plait.core_ir.hardware import Hardware, to_json
@@ -80,7 +80,9 @@ def _batch_size(request: Request) -> int:
 
 
 def _cut(request: Request, frontend: str | None, num_stages: int, num_microbatches: int) -> Cut:
-    sizes = Sizes(request.config, request.dtype, _batch_size(request), num_stages)
+    sizes = Sizes(
+        request.config, request.dtype, _batch_size(request), num_stages, dict(request.axes)
+    )
     workload = load_abstract(request.model, frontend, sizes, tuple(request.split) or None)
     _, program = capture_program(
         workload.loss_fn,
@@ -88,6 +90,7 @@ def _cut(request: Request, frontend: str | None, num_stages: int, num_microbatch
         workload.batch,
         num_microbatches=num_microbatches,
         split=workload.split,
+        mesh=mesh_of(request),
     )
     return Cut(workload.frontend, program, num_tokens(workload.batch))
 

@@ -65,7 +65,8 @@ def run(job: Job, channel: Channel) -> None:
 
 
 def _workload(job: Job, frontend: str | None, schedule: str) -> Workload:
-    sizes = Sizes(job.config, job.dtype, job.batch_size, stages_of(schedule, job.num_ranks))
+    stages = stages_of(schedule, job.num_ranks)
+    sizes = Sizes(job.config, job.dtype, job.batch_size, stages, job.axes)
     return load_workload(job.model, frontend, sizes, job.split)
 
 

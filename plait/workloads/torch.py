@@ -1,6 +1,6 @@
 """A model of `plait.models` in PyTorch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -12,13 +12,15 @@ from plait.models.weights import torch as weights
 
 
 def build(
-    name: str, config: Any, *, dtype: str, abstract: bool
-) -> tuple[Callable[..., Any], torch.nn.Module]:
-    """Loss function and model; an abstract model lives on `meta` and has no weights."""
+    name: str, config: Any, axes: Mapping[str, int], *, dtype: str, abstract: bool
+) -> tuple[Callable[..., Any], Callable[..., Any], torch.nn.Module]:
+    """The loss, on one device and over a mesh, and the model; an abstract model lives on `meta` and has no weights."""
     module = load("torch", f"models.{name}.torch")
     with torch.device("meta") if abstract else nullcontext():
         model: torch.nn.Module = module.build(config)
-    return module.loss_fn, model.bfloat16() if dtype == "bf16" else model
+    if axes:  # state that every replica would change on its own
+        model.eval()
+    return module.loss_fn, module.loss_fn, model.bfloat16() if dtype == "bf16" else model
 
 
 def initial_weights(name: str, config: Any) -> dict[str, Array]:

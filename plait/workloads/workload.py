@@ -3,8 +3,8 @@
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any, Literal, TypeAlias
 
@@ -37,6 +37,8 @@ class Workload:
     batch: Any
     split: Sequence[str] | None
     stream: Callable[[str, int], Iterator[Any]]
+    plain_loss_fn: Callable[..., Any] | None = None
+    """The loss of the model on one device, where `loss_fn` is that over a mesh."""
 
     @property
     def framework(self) -> Framework:
@@ -46,12 +48,14 @@ class Workload:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is chosen for a named model: its config, its dtype, the rows of a batch, the number of stages."""
+    """What is chosen for a named model: its config, its dtype, the rows of a batch, the number of stages, and the axes
+    of the mesh beside that of the stages, with their sizes."""
 
     config: str
     dtype: str
     batch_size: int
     num_stages: int
+    axes: Mapping[str, int] = field(default_factory=dict)
 
 
 def is_named(model: str) -> bool:
@@ -85,14 +89,16 @@ def load_workload(
         raise UsageError(f"unknown dtype {sizes.dtype!r}; there are: {', '.join(DTYPES)}")
     if frontend == "torch":
         side = load("torch", "workloads.torch")
-        loss_fn, built = side.build(model, config, dtype=sizes.dtype, abstract=abstract)
+        plain, loss_fn, built = side.build(
+            model, config, sizes.axes, dtype=sizes.dtype, abstract=abstract
+        )
         split = split or side.split_paths(_cuts(family, config, sizes.num_stages)) or None
     else:
         side = load("jax", "workloads.flax")
         cuts = _layers(split) if split else _cuts(family, config, sizes.num_stages)
         weights = None if abstract else _converted_weights(family, config)
-        loss_fn, built = side.build(
-            model, config, cuts, weights=weights, dtype=sizes.dtype, abstract=abstract
+        plain, loss_fn, built = side.build(
+            model, config, sizes.axes, cuts, weights=weights, dtype=sizes.dtype, abstract=abstract
         )
         split = None
 
@@ -100,7 +106,8 @@ def load_workload(
         batches = family.batches(config, part, batch_size=sizes.batch_size, seed=seed)
         return (_cast(batch, sizes.dtype) for batch in batches)
 
-    return Workload(frontend, loss_fn, built, next(stream("train", 0)), split, stream)
+    batch = next(stream("train", 0))
+    return Workload(frontend, loss_fn, built, batch, split, stream, plain)
 
 
 def num_tokens(batch: Any) -> int:

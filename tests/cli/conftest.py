@@ -29,6 +29,7 @@ def make_job(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Job]:
             "codegen": "eager",
             "device": "cpu",
             "num_ranks": 1,
+            "axes": {},
             "num_microbatches": 2,
             "frontends": (None,),
             "schedules": ("1f1b",),
