@@ -191,3 +191,20 @@ def test_times_of_a_step() -> None:
 def test_too_few_devices_say_how_to_get_them() -> None:
     with pytest.raises(plait.PlaitError, match="xla_force_host_platform_device_count=16"):
         compiled(stack_loss, Stack(4), "mpmd", mesh={"stage": 4, "data": 2, "model": 2})
+
+
+@both
+@pytest.mark.parametrize("mesh", [{"stage": 3}, {"stage": 3, "data": 2}], ids=str)
+def test_a_parameter_that_the_first_of_its_stages_gives_no_gradient_of(
+    engine: str, mesh: dict[str, int]
+) -> None:
+    def loss_fn(p: Any, batch: Mapping[str, Any]) -> Any:
+        h = jnp.tanh(batch["x"] @ lax.stop_gradient(p["w"]) * p["scale"])
+        h = jnp.tanh(plait.stage_boundary(h) @ p["w"])
+        return jnp.mean((plait.stage_boundary(h) @ p["w"] - batch["t"]) ** 2)
+
+    model = {"w": random(WIDTH, WIDTH), "scale": random(WIDTH)}
+    pipeline = compiled(loss_fn, model, engine, mesh=mesh)
+    assert pipeline.program.shared_params == {"w": (0, 1, 2)}
+    loss, grads = pipeline.loss_and_grads(BATCH)
+    check(loss, grads, jax.value_and_grad(loss_fn)(model, BATCH))
