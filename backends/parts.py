@@ -51,15 +51,22 @@ class PartedTask:
 def parted_pair(
     program: Program, pair: tuple[int, int], compile_one: Callable[[Graph], Task]
 ) -> PartedTask:
-    """The F&B task of a pair, cut where the gradient, and where the activation, can leave."""
+    """The F&B task of a pair in its parts."""
+    parts, messages = cut_pair(program, pair)
+    return PartedTask(parts, tuple(compile_one(part.graph) for part in parts), messages)
+
+
+def cut_pair(
+    program: Program, pair: tuple[int, int]
+) -> tuple[tuple[Part, ...], tuple[frozenset[int], ...]]:
+    """The F&B task of a pair, cut where the gradient, and where the activation, can leave; and these messages."""
     forward, backward = pair
     graph, before = program.pairs[pair], len(program.task(backward, "B").outputs)
     messages = (
         _sent(program, backward, "gradient", 0),
         _sent(program, forward, "activation", before),
     )
-    parts = cut_at_messages(graph, messages, eqn_seconds)
-    return PartedTask(parts, tuple(compile_one(part.graph) for part in parts), messages)
+    return cut_at_messages(graph, messages, eqn_seconds), messages
 
 
 def pairs_here(program: Program, stages: Iterable[int]) -> Iterator[tuple[int, int]]:

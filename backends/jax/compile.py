@@ -10,6 +10,7 @@ import jax
 from plait.backends.jax.emit import emit
 from plait.backends.jax.private import shape_struct
 from plait.backends.jax.submesh import Spread, Spreads, Submesh
+from plait.backends.parts import PartedTask, cut_pair
 from plait.core_ir.graph import Graph
 from plait.core_ir.passes.structure import graph_digest
 from plait.core_ir.program import Program
@@ -100,26 +101,26 @@ def compile_of_stage(graph: Graph, submesh: Submesh, spreads: Spreads) -> Compil
     return compile_task(graph, submesh=submesh, reads=reads, gives=gives)
 
 
-def pair_compiler(
+def compile_pair(
     program: Program, pair: tuple[int, int], submesh: Submesh, spreads: Spreads
-) -> Callable[[Graph], CompiledTask]:
-    """What compiles the parts of an F&B task: how their values are spread is known by the ports of its halves."""
+) -> PartedTask:
+    """Compile the F&B task of a pair in its parts; the ports of its halves say how its values are spread."""
     forward, backward = pair
     halves = (program.task(backward, "B"), program.task(forward, "F"))
-    whole = program.pairs[pair]
     reads = [spreads.of(port) for half in halves for port in half.input_ports]
     gives = [spreads.of(port) for half in halves for port in half.output_ports]
-    given = dict(zip(whole.outputs, gives, strict=True))
-    read = {**given, **dict(zip(whole.inputs, reads, strict=True))}
-
-    def compile_part(part: Graph) -> CompiledTask:
-        if part is whole:
-            return compile_task(part, submesh=submesh, reads=reads, gives=gives)
-        return compile_task(
-            part,
+    parts, messages = cut_pair(program, pair)
+    spread = dict(enumerate(reads))
+    tasks = []
+    for part in parts:
+        made = range(len(spread), len(spread) + len(part.graph.outputs))
+        ready = {place: gives[number] for number, place in part.outputs}
+        spread.update((place, ready.get(place, spreads.by_device)) for place in made)
+        task = compile_task(
+            part.graph,
             submesh=submesh,
-            reads=[read.get(value, spreads.by_device) for value in part.inputs],
-            gives=[given.get(value, spreads.by_device) for value in part.outputs],
+            reads=[spread[number] for number in part.operands],
+            gives=[spread[number] for number in made],
         )
-
-    return compile_part
+        tasks.append(task)
+    return PartedTask(parts, tuple(tasks), messages)

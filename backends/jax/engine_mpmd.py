@@ -12,13 +12,13 @@ import jax
 import jax.numpy as jnp
 
 from plait.backends.jax.arrays import JaxArrays
-from plait.backends.jax.compile import compile_of_stage, pair_compiler
+from plait.backends.jax.compile import compile_of_stage, compile_pair
 from plait.backends.jax.devices import beside
 from plait.backends.jax.submesh import Spreads, Submesh, submeshes
 from plait.backends.jax.whole import Whole
 from plait.backends.messages import largest_messages, stage_elsewhere
 from plait.backends.order import linear_order
-from plait.backends.parts import pairs_here, parted_pair
+from plait.backends.parts import pairs_here
 from plait.backends.runtime import Plan, Spans, StepInputs, StepOutputs, task_graphs
 from plait.backends.spans import by_rank, dispatch
 from plait.backends.step import Step, add_shared
@@ -63,7 +63,7 @@ class MpmdEngine:
             for stage, kind, graph in task_graphs(program, self.stages)
         }
         pairs = {
-            pair: parted_pair(program, pair, pair_compiler(program, pair, placed[pair[0]], spreads))
+            pair: compile_pair(program, pair, placed[pair[0]], spreads)
             for pair in pairs_here(program, self.stages)
         }
         arrays = self.arrays if mesh is None else JaxArrays(placed, spreads)

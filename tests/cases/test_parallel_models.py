@@ -194,6 +194,41 @@ def test_too_few_devices_say_how_to_get_them() -> None:
 
 
 @both
+@pytest.mark.parametrize("schedule", ["zbv", "dualpipev"])
+def test_state_that_is_alike_on_all_ranks(engine: str, schedule: str) -> None:
+    """A running mean over microbatches, which the next one reads."""
+
+    def layer(p: Any, h: Any) -> Any:
+        return lax.psum(jnp.tanh(h @ p["up"]) @ p["down"], "model")
+
+    def loss_fn(model: Any, batch: Mapping[str, Any], state: Any) -> tuple[Any, Any]:
+        cut = mapped(layer, "model", ({"up": P(None, "model"), "down": P("model")}, P()), P())
+        h, after = batch["x"], {}
+        for number, p in enumerate(model):
+            h = cut(p, plait.stage_boundary(h) if number else h) - state[str(number)]
+            mean = lax.stop_gradient(h.mean(0))
+            after[str(number)] = 0.9 * state[str(number)] + 0.1 * mean
+        return jnp.mean((h - batch["t"]) ** 2), after
+
+    model = [{"up": random(WIDTH, HIDDEN), "down": random(HIDDEN, WIDTH)} for _ in range(4)]
+    state = {str(number): random(WIDTH) for number in range(4)}
+    mesh = {"stage": 2, "model": 2}
+    pipeline = compiled(loss_fn, model, engine, schedule=schedule, mesh=mesh, state=state)
+    loss, grads = pipeline.loss_and_grads(BATCH)
+    step = jax.jit(jax.value_and_grad(loss_fn, has_aux=True))
+    losses, wanted = [], jax.tree.map(jnp.zeros_like, model)
+    for m in range(NUM_MICROBATCHES):
+        (own, state), grad = step(
+            model, {k: x[8 * m : 8 * (m + 1)] for k, x in BATCH.items()}, state
+        )
+        losses.append(own / NUM_MICROBATCHES)
+        wanted = jax.tree.map(lambda total, g: total + g / NUM_MICROBATCHES, wanted, grad)
+    check(loss, grads, (sum(losses), wanted))
+    for name, mean in state.items():
+        np.testing.assert_allclose(np.asarray(pipeline.state[name]), mean, rtol=1e-5, atol=1e-6)
+
+
+@both
 @pytest.mark.parametrize("mesh", [{"stage": 3}, {"stage": 3, "data": 2}], ids=str)
 def test_a_parameter_that_the_first_of_its_stages_gives_no_gradient_of(
     engine: str, mesh: dict[str, int]
