@@ -3,7 +3,7 @@
 A `Plan` is what does not change between steps; `step.Step` is one step in progress.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol, TypeAlias
@@ -96,10 +96,16 @@ class Engine(Protocol):
         """Go on under another order of the same tasks, each stage on the rank where it is."""
 
     def profile(self, inputs: StepInputs) -> Times:
-        """Run steps task by task and measure: seconds of F, I and W of each stage, and of a transfer."""
+        """Run steps task by task and measure: seconds of F, I and W of each stage, of a transfer, and of gathering and
+        reducing what is sharded."""
 
     def measure(self, inputs: StepInputs) -> Spans:
         """Run one step and note when its compute actions run. UsageError where an engine cannot tell."""
+
+
+Begin: TypeAlias = Callable[[Sequence[Any]], Callable[[], Sequence[Any]]]
+"""A task that is begun, up to where it waits for what it has begun to communicate; what it gives ends it, and gives the
+arrays of its outputs."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +113,7 @@ class Plan:
     """A program with compiled tasks for the stages that run here. `tasks[stage, kind]` is F, I or W.
 
     `pairs[f, b]` is the task F&B of stage f's forward and stage b's backward; a pair that has none runs as B, then F.
+    `step_tasks[stage, kind]` is UNSHARD or REDUCE_GRAD, where the stage has one.
     """
 
     program: Program
@@ -114,6 +121,7 @@ class Plan:
     tasks: Mapping[tuple[int, TaskKind], Task]
     arrays: Arrays
     pairs: Mapping[tuple[int, int], PartedTask] = field(default_factory=dict)
+    step_tasks: Mapping[tuple[int, TaskKind], Begin] = field(default_factory=dict)
 
     @cached_property
     def _later_reads(self) -> dict[tuple[int, TaskKind], frozenset[Port]]:
@@ -128,6 +136,18 @@ class Plan:
             if any(stage == backward for _, backward in self.pairs):
                 reads[stage, "F"] |= frozenset(self.program.task(stage, "B").input_ports)
         return reads
+
+    def gathered(self, stage: int) -> frozenset[str]:
+        """The parameters of a stage that are there only once they have been gathered."""
+        return self._gathered.get(stage, frozenset())
+
+    @cached_property
+    def _gathered(self) -> dict[int, frozenset[str]]:
+        return {
+            stage: frozenset(name for name, _ in self.program.task(stage, kind).outputs_of("param"))
+            for stage, kind in self.step_tasks
+            if kind == "UNSHARD"
+        }
 
     def later_reads(self, stage: int, kind: TaskKind, *, backward: bool) -> frozenset[Port]:
         """The ports that tasks of this stage still read once `kind` has run."""

@@ -41,6 +41,8 @@ class Step:
     _losses: dict[int, Any] = field(default_factory=dict)
     _aux: dict[str, dict[int, Any]] = field(default_factory=dict)
     _buffers: dict[str, Any] = field(default_factory=dict)
+    _gathering: dict[int, Callable[[], Sequence[Any]]] = field(default_factory=dict)
+    _reducing: dict[int, Callable[[], Sequence[Any]]] = field(default_factory=dict)
 
     def compute(self, action: Action) -> list[Any]:
         """Run the tasks of one action, of an F&B pair its backward first; the arrays they made.
@@ -129,8 +131,51 @@ class Step:
         env.update((edge.input, array) for edge, array in zip(edges, arrays, strict=True))
 
     def gradients(self) -> dict[tuple[int, str], Any]:
-        """The gradient of each parameter by (stage, name): the sum over microbatches of what the stage gave."""
+        """The gradient of each parameter by (stage, name): the sum over microbatches of what the stage gave, once it
+        has been reduced (`end_reductions`) over ranks too."""
         return self._grads
+
+    # Stages whose parameters are sharded.
+
+    def unshard(self, stage: int) -> None:
+        """Begin to gather a stage's parameters; the first task that reads one waits for them."""
+        begin = self.plan.step_tasks.get((stage, "UNSHARD"))
+        if begin is not None:
+            shards = self.plan.program.task(stage, "UNSHARD").inputs_of("shard")
+            move = self.plan.arrays.move
+            self._gathering[stage] = begin([move(self.inputs.params[n], stage) for n, _ in shards])
+
+    def reshard(self, stage: int) -> None:
+        """Free a stage's gathered parameters."""
+        self._end_gathering(stage)
+        for name in self.plan.gathered(stage):
+            self._params.pop((stage, name), None)
+
+    def reduce_grad(self, stage: int) -> None:
+        """Begin to reduce a stage's gradients: until `end_reductions` they are not among `gradients`."""
+        begin = self.plan.step_tasks.get((stage, "REDUCE_GRAD"))
+        if begin is not None:
+            grads = self.plan.program.task(stage, "REDUCE_GRAD").inputs_of("param_grad")
+            self._reducing[stage] = begin([self._grads.pop((stage, name)) for name, _ in grads])
+
+    def end_reductions(self) -> list[tuple[int, str]]:
+        """Wait for the gradients that are being reduced; which they are."""
+        ended = []
+        for stage, end in self._reducing.items():
+            names = self.plan.program.task(stage, "REDUCE_GRAD").outputs_of("shard_grad")
+            for (name, _), grad in zip(names, end(), strict=True):
+                self._grads[stage, name] = grad
+                ended.append((stage, name))
+        self._reducing.clear()
+        return ended
+
+    def _end_gathering(self, stage: int) -> None:
+        end = self._gathering.pop(stage, None)
+        if end is not None:
+            whole = self.plan.program.task(stage, "UNSHARD").outputs_of("param")
+            self._params.update(
+                ((stage, name), array) for (name, _), array in zip(whole, end(), strict=True)
+            )
 
     def losses(self) -> list[Any]:
         """The loss of each microbatch, where the stage that makes it runs here; else empty."""
@@ -181,8 +226,13 @@ class Step:
         )
 
     def _param(self, name: str, stage: int) -> Any:
+        self._end_gathering(stage)
         placed = self._params.get((stage, name))
         if placed is None:
+            if name in self.plan.gathered(stage):
+                raise ExecutionError(
+                    f"stage {stage} reads {name!r} while it is sharded; the schedule has no UNSHARD before the task"
+                )
             placed = self.plan.arrays.move(self.inputs.params[name], stage)
             self._params[stage, name] = placed
         return placed

@@ -175,6 +175,16 @@ class Program:
         return types
 
     @cached_property
+    def shard_axis(self) -> tuple[str, int] | None:
+        """The axis over which parameters are sharded, and the ranks along it; None where none are."""
+        for stage in self.stages:
+            for kind in STEP_KINDS:
+                for eqn in stage.tasks[kind].eqns if kind in stage.tasks else ():
+                    if "axis" in eqn.attrs:
+                        return eqn.attrs["axis"], eqn.attrs["size"]
+        return None
+
+    @cached_property
     def sharded_stages(self) -> ShardedStages | None:
         """What `lower` asks for; None where no stage is sharded."""
         gathered, reduced = (

@@ -88,7 +88,8 @@ def compile(
     reduction: "mean": the mean over microbatches of the loss; "sum": the sum.
     seed: of the random ops. trainable: `trainable(path, leaf) -> bool`, JAX models; path is "layers.0.kernel".
 
-    passes: what the program goes through, a `plait.passes.Passes`; default all of Plait's.
+    passes: what the program goes through, a `plait.passes.Passes`; default all of Plait's. With `Passes(sharding=...)`
+        ranks along a data axis hold parts of the parameters each.
 
     Raises a PlaitError at once, on every rank of a distributed run, for anything that does not fit.
     """
@@ -221,7 +222,7 @@ def _program_of(captured: Captured, passes: Passes, mesh: Mesh | None = None) ->
 
 
 def _check_sharded(program: Program, engine: str) -> None:
-    if program.sharded_stages is not None:
+    if program.sharded_stages is not None and engine != "distributed":
         raise NotBuiltError(
             f"engine={engine!r} runs no sharded parameters yet; leave Passes.sharding out"
         )

@@ -100,7 +100,7 @@ class Pipeline:
     # The rank's view of a torch model.
 
     def named_parameters(self) -> Iterator[tuple[str, Any]]:
-        """`(name, parameter)` of the parameters whose stages run in this process."""
+        """`(name, parameter)` of the parameters whose stages run in this process; of sharded ones this rank's rows."""
         return iter(self._own_store("named_parameters").named_parameters())
 
     def parameters(self) -> Iterator[Any]:
@@ -108,12 +108,14 @@ class Pipeline:
         return (parameter for _, parameter in self.named_parameters())
 
     def state_dict(self) -> dict[str, Any]:
-        """Parameters and buffers of the stages that run in this process, under the model's own names."""
+        """Parameters and buffers of the stages that run in this process, under the model's own names; of sharded
+        parameters this rank's rows of dim 0: joined in the order of ranks they are the whole."""
         state: dict[str, Any] = self._own_store("state_dict").state_dict()
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Copy values in; names of other ranks' stages are allowed. UsageError names what is missing or misshapen."""
+        """Copy values in; names of other ranks' stages are allowed, and sharded parameters may come whole. UsageError
+        names what is missing or misshapen."""
         self._own_store("load_state_dict").load_state_dict(state)
 
     def clip_grad_norm_(self, max_norm: float) -> Any:
@@ -230,7 +232,8 @@ class Pipeline:
         has_part = self.captured.framework == "torch" and self.options.engine == "distributed"
         mesh = self.options.mesh
         if has_part or mesh is None:
-            return leaf.type
+            shard: TensorType | None = self.store.shard_type(leaf.name) if has_part else None
+            return shard or leaf.type
         return whole_type(leaf.type, leaf.layout, mesh.axes)
 
     def _keep_state(self, outputs: StepOutputs) -> None:

@@ -24,10 +24,21 @@ def like(part: Tensor, x: Tensor) -> Tensor:
     )
 
 
+def local_part_of(value: Any, x: Tensor) -> Any:
+    """Of a value of x's shape what this rank holds, where `x` is a DTensor; else the value."""
+    if not isinstance(x, DTensor) or tuple(value.shape) != tuple(x.shape):
+        return value
+    return local_part(value if isinstance(value, DTensor) else _distributed(value, x))
+
+
 def copy_into(target: Tensor, value: Any) -> None:
     """Write a value of the same shape; of a plain tensor, into a DTensor, this rank's part."""
     if isinstance(target, DTensor) and not isinstance(value, DTensor):
-        given = torch.as_tensor(value, device=local_part(target).device)
-        mesh, placements = target.device_mesh, target.placements
-        value = distribute_tensor(given, mesh, placements, src_data_rank=None)
+        value = _distributed(value, target)
     target.copy_(value)
+
+
+def _distributed(value: Any, x: DTensor) -> DTensor:
+    device = x.device_mesh.device_type if x.is_meta else local_part(x).device
+    given = torch.as_tensor(value, device=device)
+    return distribute_tensor(given, x.device_mesh, x.placements, src_data_rank=None)

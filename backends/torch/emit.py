@@ -4,9 +4,9 @@ The emitters are functions of tensors; tracing them over fake tensors on the dev
 carriers (carriers.py); ports keep the dtypes of their types. The table below is the whole of what the backend runs.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -40,6 +40,7 @@ from plait.backends.torch.storage import separate
 from plait.core_ir.errors import UnsupportedError
 from plait.core_ir.graph import Graph, Value
 from plait.core_ir.op import Literal, Op
+from plait.core_ir.ops.collective import wait
 from plait.core_ir.ops.shape import constant
 from plait.core_ir.types import AsyncType, TensorType
 
@@ -132,11 +133,57 @@ def _left(
     ]
 
 
+def begin(
+    graph: Graph, operands: Sequence[Tensor], device: torch.device
+) -> Callable[[], list[Tensor]]:
+    """Run a graph equation by equation, as it is, up to its first wait; what is given runs the rest, and gives its
+    outputs, contiguous tensors each with a storage of its own.
+
+    For graphs that move and communicate, which no compiler makes faster, and whose collectives run meanwhile.
+    """
+    digests = [c.digest for c in constants_of(graph)]
+    tensors = [enter(to_torch(c.array, c.type, device), c.type.dtype) for c in constants_of(graph)]
+    held = [enter(x, t.dtype) for x, t in zip(operands, graph.input_types, strict=True)]
+    rest = _pausing(graph, held, Scope(device, dict(zip(digests, tensors, strict=True)), _run))
+    done = _until_wait(rest)
+
+    def end() -> list[Tensor]:
+        return _left(_to_the_end(rest) if done is None else done, graph.output_types, operands)
+
+    return end
+
+
+_Pausing: TypeAlias = Generator[None, None, list[Tensor]]
+
+
+def _until_wait(run: _Pausing) -> list[Tensor] | None:
+    """Goes on; None where there is more to come."""
+    try:
+        next(run)
+    except StopIteration as ended:
+        return cast("list[Tensor]", ended.value)
+    return None
+
+
+def _to_the_end(run: _Pausing) -> list[Tensor]:
+    outputs = None
+    while outputs is None:
+        outputs = _until_wait(run)
+    return outputs
+
+
 def _run(graph: Graph, operands: Sequence[Tensor], scope: Scope) -> list[Tensor]:
+    return _to_the_end(_pausing(graph, operands, scope))
+
+
+def _pausing(graph: Graph, operands: Sequence[Tensor], scope: Scope) -> _Pausing:
+    """Emits one equation after the other, and stops before each wait."""
     known: dict[Value, Tensor] = dict(zip(graph.inputs, operands, strict=True))
     literals: dict[Value, Literal] = {}
     started: dict[Value, Call] = {}
     for eqn in graph.eqns:
+        if eqn.op is wait:
+            yield
         if eqn.op is constant and eqn.result.type.rank == 0:
             literals[eqn.result] = eqn.attrs["value"]
         call = Call(eqn, scope, literals, started)

@@ -4,7 +4,7 @@ Every rank compiles the tasks of its own stages and runs its row of the lowered 
 """
 
 import time
-from collections import deque
+from collections import ChainMap, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -15,7 +15,7 @@ from torch.distributed import Work
 
 from plait.backends.messages import largest_messages, num_bytes, stage_elsewhere
 from plait.backends.replicas import check_replicable, interleave, own_part
-from plait.backends.runtime import Spans, StepInputs, StepOutputs
+from plait.backends.runtime import Begin, Spans, StepInputs, StepOutputs
 from plait.backends.spans import Recorder, by_rank
 from plait.backends.step import Step
 from plait.backends.timing import (
@@ -28,12 +28,13 @@ from plait.backends.torch.clock import clock_offset
 from plait.backends.torch.engine_local import TorchArrays, compile_plan, sum_losses
 from plait.backends.torch.mail import Mail
 from plait.backends.torch.process_group import group
+from plait.backends.torch.shards import Shards
 from plait.backends.torch.standing import Standing
 from plait.core_ir.errors import UsageError
 from plait.core_ir.mesh import Layout, Mesh
-from plait.core_ir.program import EdgeKind, Program
+from plait.core_ir.program import STEP_KINDS, EdgeKind, Program, TaskKind
 from plait.core_ir.schedule.ir import Action
-from plait.core_ir.schedule.kinds import REDUCE_GRAD
+from plait.core_ir.schedule.kinds import REDUCE_GRAD, RESHARD, UNSHARD, ActionKind
 from plait.core_ir.schedule.rewrite import add_reductions
 from plait.core_ir.schedule.schedule import Schedule
 from plait.core_ir.schedule.times import Times
@@ -67,9 +68,12 @@ class DistributedEngine:
             )
         if mesh.num_parts > 1:
             check_replicable(program)
-        self.standing = Standing(mesh, self.group, layouts or {})
+        axis, _ = program.shard_axis or (None, 1)
+        self.standing = Standing(mesh, self.group, layouts or {}, axis)
+        self.shards = Shards(program, self.standing.place)
         self.pipe = self.standing.pipe
         self._types = {**program.param_types, **program.buffer_types}
+        self._grad_types = {**program.param_types, **program.shard_types}
         self.arrays = TorchArrays(device)
         self.stages = tuple(s for s, r in enumerate(schedule.placement) if r == self.pipe.rank)
         self._program, self._placement = program, schedule.placement
@@ -83,11 +87,12 @@ class DistributedEngine:
     def reschedule(self, schedule: Schedule) -> None:
         """Go on under another order of the same tasks, each stage on the rank where it is; alike on every rank."""
         edges, rank = self._program.edge_kinds(), self.pipe.rank
-        lowered = schedule.lower(edges)
+        sharded = self._program.sharded_stages
+        lowered = schedule.lower(edges, sharded)
         if self.standing.mesh.sums_gradients:
             lowered = add_reductions(lowered)
         self._actions = lowered.rank(rank)
-        self._forward_actions = schedule.forward_only().lower(edges).rank(rank)
+        self._forward_actions = schedule.forward_only().lower(edges, sharded).rank(rank)
 
     def agree(self, error: Exception | None) -> None:
         """Raise what any rank met, on every rank."""
@@ -118,13 +123,33 @@ class DistributedEngine:
         rounds = _joined(self.pipe.gather(timer.shifted(offset)))
         pair_rounds = _joined(self.pipe.gather(timer.pair_rounds))
         transfer = transfer_times(rounds, self._program, self._placement, alone)
-        return task_times(
+        times = task_times(
             rounds,
             self._program.num_stages,
             pair_rounds,
             comm=latency,
             transfer={pair: max(0.0, seconds - latency) for pair, seconds in transfer.items()},
         )
+        unshard, reduce_grad = (self._seconds_by_stage(kind) for kind in STEP_KINDS)
+        return replace(times, unshard=unshard, reduce_grad=reduce_grad)
+
+    def _seconds_by_stage(self, kind: TaskKind) -> list[float]:
+        """How long a task that runs once a step takes alone, in each stage that has it."""
+        own = {}
+        for stage in self.stages:
+            run = self._plan.step_tasks.get((stage, kind))
+            if run is not None:
+                types = self._program.task(stage, kind).input_types
+                own[stage] = self._alone(run, [self.arrays.zeros(type, stage) for type in types])
+        everywhere = ChainMap(*self.pipe.gather(own))
+        return [everywhere.get(stage, 0.0) for stage in range(self._program.num_stages)]
+
+    def _alone(self, begin: Begin, operands: Sequence[Any]) -> float:
+        def run() -> None:
+            begin(operands)()
+            self.arrays.wait()
+
+        return median_seconds(run)
 
     @torch.no_grad()
     def measure(self, inputs: StepInputs) -> Spans:
@@ -142,9 +167,14 @@ class DistributedEngine:
     def _own(self, inputs: StepInputs) -> StepInputs:
         """This replica's part of a step."""
         own = own_part(inputs, self.standing.mesh, self.standing.part)
+        params = self.standing.own(own.params, self._types)
+        for name, array in params.items():
+            if name in self.shards:
+                shard = self.arrays.move(self.shards.own(name, array), 0)
+                params[name] = self.shards.padded(name, shard)
         return replace(
             own,
-            params=self.standing.own(own.params, self._types),
+            params=params,
             buffers=self.standing.own(own.buffers, self._types),
         )
 
@@ -175,16 +205,29 @@ class DistributedEngine:
                     for part in action.parts:
                         self._open_mail(step, mail, part)
                     compute(step, action)
-                elif action.kind is REDUCE_GRAD:
-                    sums += self._start_sums(step, action.stage)
+                elif action.stage is not None:
+                    sums += self._change(step, action.kind, action.stage)
             mail.finish()
+            for stage, name in sorted(step.end_reductions()):
+                sums += self.standing.sums_of_reduced(name).start_sum(step.gradients()[stage, name])
             for work in sums:
                 work.wait()
         except Exception as error:
             self.group.fail(error, f"in {_described(action)}")
 
-    def _start_sums(self, step: Step, stage: int | None) -> list[Work]:
-        """Begin to add a stage's gradients over replicas, in one order on all of them."""
+    def _change(self, step: Step, kind: ActionKind, stage: int) -> list[Work]:
+        """Gather or free a stage's parameters, or begin to reduce its gradients: what to wait for in the end."""
+        if kind is UNSHARD:
+            step.unshard(stage)
+        elif kind is RESHARD:
+            step.reshard(stage)
+        elif kind is REDUCE_GRAD:
+            step.reduce_grad(stage)
+            return self._start_sums(step, stage)
+        return []
+
+    def _start_sums(self, step: Step, stage: int) -> list[Work]:
+        """Begin to add those of a stage's gradients over replicas that no task reduces, in one order on all of them."""
         own = sorted(key for key in step.gradients() if key[0] == stage)
         return [
             work
@@ -232,12 +275,15 @@ class DistributedEngine:
 
     def _as_given(self, outputs: StepOutputs, inputs: StepInputs) -> StepOutputs:
         """Gradients of parameters that were given whole are whole too."""
-        grads = {
-            name: grad
-            if tuple(inputs.params[name].shape) == tuple(grad.shape)
-            else self.standing.whole(name, grad)
-            for name, grad in sorted(outputs.grads.items())
-        }
+        grads = {}
+        for name, grad in sorted(outputs.grads.items()):
+            given = tuple(inputs.params[name].shape)
+            if name in self.shards:
+                if given == self.shards.type(name).shape:
+                    grads[name] = self.shards.unpadded(name, grad)
+                    continue
+                grad = self.shards.whole(name, self.standing.joined(grad))
+            grads[name] = grad if given == tuple(grad.shape) else self.standing.whole(name, grad)
         return replace(outputs, grads=grads)
 
     def _shared_grads(self, partials: Mapping[tuple[int, str], Any]) -> dict[str, torch.Tensor]:
@@ -270,7 +316,7 @@ class DistributedEngine:
             partial = partials[stage, name]
             works = [self.pipe.isend(partial, other) for other in holders if other != maker]
         else:
-            partial = self.arrays.zeros(self._program.param_types[name], stage)
+            partial = self.arrays.zeros(self._grad_types[name], stage)
             works = [self.pipe.irecv(partial, maker)]
         for work in works:
             work.wait()

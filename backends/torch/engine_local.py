@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 
 from plait.backends.order import linear_order
 from plait.backends.parts import pairs_here, parted_pair
-from plait.backends.runtime import Plan, Spans, StepInputs, StepOutputs, task_graphs
+from plait.backends.runtime import Begin, Plan, Spans, StepInputs, StepOutputs, task_graphs
 from plait.backends.spans import Recorder, by_rank
 from plait.backends.step import Step, add_shared
 from plait.backends.timing import TaskTimer, task_times
 from plait.backends.torch.arrays import to_torch, torch_dtype
 from plait.backends.torch.compile import compile_task
-from plait.core_ir.program import Program
+from plait.backends.torch.emit import begin
+from plait.core_ir.program import STEP_KINDS, Program, TaskKind
 from plait.core_ir.schedule.ir import ActionTable
 from plait.core_ir.schedule.times import Times
 from plait.core_ir.types import KEY, TensorType
@@ -74,7 +75,13 @@ def compile_plan(
         pair: parted_pair(program, pair, partial(compile_task, codegen=codegen, device=device))
         for pair in pairs_here(program, stages)
     }
-    return Plan(program, stages, tasks, TorchArrays(device), pairs)
+    step_tasks: dict[tuple[int, TaskKind], Begin] = {
+        (stage, kind): partial(begin, graph, device=device)
+        for stage in stages
+        for kind, graph in program.stages[stage].tasks.items()
+        if kind in STEP_KINDS
+    }
+    return Plan(program, stages, tasks, TorchArrays(device), pairs, step_tasks)
 
 
 class LocalEngine:

@@ -20,13 +20,17 @@ T = TypeVar("T")
 class Standing:
     """A rank's place in a mesh, and its groups. Made on every rank at once.
 
+    shard_axis: along which parameters are sharded, and gradients reduced by tasks.
+
     Attributes
     ----------
     part: the number of the part of every microbatch that it runs.
     pipe: the ranks of its pipeline, by stage place. twins: those that differ along data axes alone.
     """
 
-    def __init__(self, mesh: Mesh, group: Group, layouts: Mapping[str, Layout]) -> None:
+    def __init__(
+        self, mesh: Mesh, group: Group, layouts: Mapping[str, Layout], shard_axis: str | None = None
+    ) -> None:
         self.mesh, self.group, self._layouts = mesh, group, dict(layouts)
         self.place = mesh.place(group.rank)
         self.part = mesh.part(group.rank)
@@ -34,19 +38,18 @@ class Standing:
         self.twins = group.part(mesh.groups(mesh.data_axes))
         self._fellows = group.part(mesh.groups(mesh.other_axes))
         cutting = {axis: None for layout in layouts.values() for axis in axes_of(layout)}
-        along = dict.fromkeys((*mesh.named_axes, *cutting))
+        self._shard_axis = shard_axis
+        self._named = dict.fromkeys((*mesh.named_axes, *((shard_axis,) if shard_axis else ())))
+        along = dict.fromkeys((*self._named, *cutting))
         self._axes = {axis: group.part(mesh.groups((axis,))) for axis in along}
-        self._sums = {
-            axes: group.part(mesh.groups(axes))
-            for axes in dict.fromkeys(
-                mesh.summed_axes(name, layouts.get(name, ()))
-                for name in ("", *layouts, *mesh.partial_grads)
-            )
-        }
+        names = ("", *layouts, *mesh.partial_grads)
+        summed = [mesh.summed_axes(name, layouts.get(name, ())) for name in names]
+        summed += [self._unreduced(axes) for axes in summed]
+        self._sums = {axes: group.part(mesh.groups(axes)) for axes in dict.fromkeys(summed)}
 
     def enter(self) -> None:
         """Have compiled code find this mesh's groups by the names of their axes, from here on."""
-        for axis in self.mesh.named_axes:
+        for axis in self._named:
             if self._axes[axis].size > 1:
                 name_axis_group(axis, self._axes[axis].process_group)
 
@@ -86,7 +89,21 @@ class Standing:
         """The ranks over which the gradient of a parameter is added up."""
         return self._sums[self.mesh.summed_axes(name, self._layouts.get(name, ()))]
 
-    def counts(self, name: str) -> bool:
+    def sums_of_reduced(self, name: str) -> Members:
+        """The ranks over which a gradient that is reduced along the axis of the shards is yet to be added up."""
+        return self._sums[self._unreduced(self.mesh.summed_axes(name, self._layouts.get(name, ())))]
+
+    def _unreduced(self, axes: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(axis for axis in axes if axis != self._shard_axis)
+
+    def joined(self, shard: torch.Tensor) -> torch.Tensor:
+        """The shards of all ranks, one behind the other. A collective call along their axis."""
+        assert self._shard_axis is not None
+        return torch.cat(self._axes[self._shard_axis].gather_tensor(shard))
+
+    def counts(self, name: str, *, is_shard: bool = False) -> bool:
         """Whether a number for this rank's part of a parameter counts here, so that each part counts once."""
         cut = axes_of(self._layouts.get(name, ()))
+        if is_shard and self._shard_axis is not None:
+            cut = (*cut, self._shard_axis)
         return all(self.place[axis] == 0 for axis in self.mesh.other_axes if axis not in cut)

@@ -7,13 +7,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from plait.backends.torch.dtensors import copy_into, like, local_part
+from plait.backends.torch.dtensors import copy_into, like, local_part, local_part_of
 from plait.backends.torch.engine_distributed import DistributedEngine
 from plait.backends.torch.engine_local import LocalEngine
 from plait.backends.torch.engine_local_mesh import LocalMeshEngine
 from plait.core_ir.arrays import to_numpy
 from plait.core_ir.errors import UsageError
 from plait.core_ir.program import Program
+from plait.core_ir.types import TensorType
 
 
 class Store:
@@ -21,6 +22,9 @@ class Store:
 
     A model on a real device keeps its own parameters. One built on `meta` gets memory for the parameters and buffers of
     this rank's stages only; `load_state_dict` has to fill them before the first step.
+
+    Of a sharded parameter the store holds this rank's rows, as a parameter of their own, and only these are trained:
+    the model's own parameter, if it has content, stays as it was.
     """
 
     def __init__(
@@ -43,6 +47,8 @@ class Store:
             }
         self._parameters: dict[str, nn.Parameter] = {}
         self._buffers: dict[str, torch.Tensor] = {}
+        self._shards = engine.shards if isinstance(engine, DistributedEngine) else None
+        self._versions: dict[str, int] = {}
         self._unfilled: set[str] = set()
         for name, parameter in model.named_parameters():
             if name in owned:
@@ -56,11 +62,26 @@ class Store:
         self._agree_on_shared()
 
     def _held(self, name: str, parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
-        if not parameter.is_meta:
+        held, is_shard = parameter.detach(), self._is_shard(name)
+        if is_shard and self._shards is not None:
+            held = local_part(parameter).detach()[self._shards.rows(name)]
+            self._versions[name] = local_part(parameter)._version
+        if parameter.is_meta:
+            self._unfilled.add(name)
+            held = torch.empty_like(held, device=device)
+        elif is_shard:
+            held = held.clone()
+        else:
             return parameter
-        self._unfilled.add(name)
-        return nn.Parameter(
-            torch.empty_like(parameter, device=device), requires_grad=parameter.requires_grad
+        return nn.Parameter(held, requires_grad=parameter.requires_grad)
+
+    def _is_shard(self, name: str) -> bool:
+        return self._shards is not None and name in self._shards
+
+    def shard_type(self, name: str) -> TensorType | None:
+        """What this rank holds of a parameter that is sharded; None of any other."""
+        return (
+            self._shards.type(name) if self._shards is not None and name in self._shards else None
         )
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -90,6 +111,12 @@ class Store:
                 raise UsageError(
                     f"{name!r} {what} since the pipeline was compiled (assigned, re-parametrised, or loaded with "
                     "assign=True); change values in place, or compile again"
+                )
+        for name, version in self._versions.items():
+            if local_part(self._compiled[name])._version != version:
+                raise UsageError(
+                    f"parameter {name!r} of the model was changed, but the pipeline trains shards of its own: make the "
+                    "optimizer of Pipeline.parameters(), and load values with Pipeline.load_state_dict"
                 )
         for name, parameter in self._parameters.items():
             if parameter.requires_grad != self._trainable[name]:
@@ -134,15 +161,23 @@ class Store:
         unknown = sorted(set(state) - set(_named_tensors(self._model, aliases=True)))
         if missing or unknown:
             raise UsageError(f"load_state_dict: missing {missing}, not in the model {unknown}")
+        values = {name: self._own(name, state[name]) for name in own}
         for name, target in own.items():
-            if tuple(state[name].shape) != tuple(target.shape):
+            if tuple(values[name].shape) != tuple(target.shape):
+                whole = f" (or whole {self._program.param_types[name]})" * self._is_shard(name)
                 raise UsageError(
-                    f"load_state_dict: {name} has shape {list(target.shape)}, got {list(state[name].shape)}"
+                    f"load_state_dict: {name} has shape {list(target.shape)}{whole}, got {list(state[name].shape)}"
                 )
         for name, target in own.items():
-            copy_into(target, state[name])
+            copy_into(target, values[name])
         self._unfilled.clear()
         self._agree_on_shared()
+
+    def _own(self, name: str, value: Any) -> Any:
+        """Of a sharded parameter that comes whole this rank's rows; any other value as it is."""
+        if self._shards is None or name not in self._shards:
+            return value
+        return self._shards.own(name, local_part_of(value, self._compiled[name]))
 
     def _agree_on_shared(self) -> None:
         """UsageError on every rank unless all hold equal values of the parameters that several stages share."""
@@ -188,7 +223,7 @@ class Store:
         holders = self._program.shared_params.get(name)
         is_first = holders is None or holders[0] in self._engine.stages
         if isinstance(self._engine, DistributedEngine):
-            return is_first and self._engine.standing.counts(name)
+            return is_first and self._engine.standing.counts(name, is_shard=self._is_shard(name))
         return is_first
 
 

@@ -92,7 +92,7 @@ def shard_parameters(
     """The program with tasks UNSHARD and REDUCE_GRAD for its sharded stages; all other tasks stay as they are.
 
     size: ranks along the axis; with one the program stays as it is. whole: names of parameters that are left alone,
-    gradients too: those that the axis cuts already.
+    gradients too: those that the axis cuts already. So are those that a stage which is not sharded has too.
 
     Raises UsageError for stages that the program does not have, and for a program that is sharded already.
     """
@@ -106,6 +106,8 @@ def shard_parameters(
         )
     if size == 1:
         return program
+    others = {s.index for s in program.stages} - set(stages)
+    whole = {*whole, *(n for n, users in program.shared_params.items() if others & set(users))}
     made: dict[tuple[str, tuple[TensorType, ...]], Graph] = {}
 
     def task(stage: Stage, kind: str, types: dict[str, TensorType]) -> Graph:

@@ -51,8 +51,9 @@ def add_optimizer(table: Table) -> Table:
 
 
 def add_reductions(table: Table) -> Table:
-    """The schedule with a REDUCE_GRAD behind the last weight gradient of every stage."""
+    """The schedule with a REDUCE_GRAD behind the last weight gradient of every stage that has none."""
     last = last_weight_gradients(table)
+    last[table.stage[table.kind == REDUCE_GRAD.code]] = -1
     stages = np.flatnonzero(last >= 0)
     columns = np.full((4, len(stages)), -1)
     columns[0], columns[1] = REDUCE_GRAD.code, stages

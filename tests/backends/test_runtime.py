@@ -1,8 +1,12 @@
 """The neutral runtime: every schedule gives what running the microbatches one by one gives, and frees what it can."""
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy_arrays import numpy_plan
+from stage_programs import inputs_for, layers, meaning
 
 from plait.backends.order import linear_order
 from plait.backends.runtime import StepInputs
@@ -13,8 +17,10 @@ from plait.core_ir.graph import Graph, Value
 from plait.core_ir.op import Array
 from plait.core_ir.ops import control, elementwise, linalg, reduce
 from plait.core_ir.passes.pipeline import build_program
+from plait.core_ir.passes.shard_parameters import Sharding, shard_parameters
 from plait.core_ir.program import Program
-from plait.core_ir.schedule import Schedule, build
+from plait.core_ir.schedule import Action, Schedule, build
+from plait.core_ir.schedule.kinds import B, F
 from plait.core_ir.types import TensorType, f32
 
 ROWS, DIM = 2, 3
@@ -161,3 +167,43 @@ def test_a_failing_task_is_named() -> None:
     message = r"stage 1, microbatch 0, action 1F0 \(task F\).*no memory left"
     with pytest.raises(ExecutionError, match=message):
         step.compute(order[first_broken])
+
+
+def test_a_stage_is_gathered_when_it_is_first_read_and_freed_after() -> None:
+    plain = layers([3, 3])
+    program = shard_parameters(plain, Sharding("data"), 3)
+    inputs = inputs_for(plain, 1)
+    (whole,) = inputs.params.values()
+    done: list[str] = []
+
+    def begin_gather(shards: Sequence[Array]) -> Callable[[], list[Array]]:
+        done.append(f"begun with {[x.shape for x in shards]}")
+
+        def end() -> list[Array]:
+            done.append("gathered")
+            return [whole]
+
+        return end
+
+    def begin_reduction(grads: Sequence[Array]) -> Callable[[], list[Array]]:
+        return lambda: [grads[0][:1] * 3]
+
+    plan = replace(
+        numpy_plan(program),
+        step_tasks={(0, "UNSHARD"): begin_gather, (0, "REDUCE_GRAD"): begin_reduction},
+    )
+    step = Step(plan, replace(inputs, params={"w0": whole[:1]}))
+    with pytest.raises(ExecutionError, match="reads 'w0' while it is sharded"):
+        step.compute(Action(F, 0, 0))
+    step.unshard(0)
+    assert done == ["begun with [(1, 3)]"]
+    step.compute(Action(F, 0, 0))
+    assert done[1:] == ["gathered"]
+    step.compute(Action(B, 0, 0))
+    step.reshard(0)
+    step.reduce_grad(0)
+    assert not step.gradients()
+    assert not step._params
+    assert step.end_reductions() == [(0, "w0")]
+    wanted = meaning(plain, inputs)["grads"]["w0"]
+    np.testing.assert_array_equal(step.gradients()[0, "w0"], wanted[:1] * 3)
