@@ -182,8 +182,14 @@ def _make_jaxpr(function: Callable[..., Any], *operands: Any) -> ClosedJaxpr:
 
 
 def _raised(error: Exception) -> CaptureError:
+    advice = ""
+    if "in_specs passed to shard_map" in str(error):
+        advice = (
+            " Capture traces arrays that lie nowhere, so axes of meshes must not be Explicit: give jax.make_mesh "
+            "axis_types=(jax.sharding.AxisType.Auto, ...)."
+        )
     return CaptureError(
-        f"{_user_source(error)}: the loss raised {type(error).__name__} while it was traced: {error}"
+        f"{_user_source(error)}: the loss raised {type(error).__name__} while it was traced: {error}{advice}"
     )
 
 

@@ -5,14 +5,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 from jax_checks import random
 from mesh_checks import capture_on, jax_mesh
 
-from plait.core_ir.errors import CaptureError
+import plait
+from plait.core_ir.errors import CaptureError, UsageError
 
 X, W = random((4, 6)), random((6, 4))
 LINE = r"test_shard_map_errors.py:\d+: "
@@ -24,6 +26,7 @@ def refused(loss: Callable[..., Any], message: str, axes: Any = None, **options:
 
 
 WHOLE = P()
+EXPLICIT = AxisType.Explicit
 
 
 def over(mesh: Any, function: Callable[..., Any], w_spec: Any = WHOLE, **options: Any) -> Any:
@@ -109,3 +112,30 @@ def test_groups_within_an_axis() -> None:
         ),
         LINE + "psum with axis_index_groups",
     )
+
+
+def test_explicit_axes() -> None:
+    mesh = jax.make_mesh((2,), ("model",), devices=jax.devices()[:2], axis_types=(EXPLICIT,))
+    refused(over(mesh, summed("model"), P("model")), LINE + ".*must not be Explicit: give")
+
+
+def test_data_axes_that_the_model_maps_over() -> None:
+    options = {"num_microbatches": 2, "mesh": {"stage": 1, "model": 2}, "data_axes": ("model",)}
+    loss = over(jax_mesh(model=2), summed("model"), P("model"))
+    with pytest.raises(UsageError, match="data_axes names 'model', over which the model's own"):
+        plait.compile(loss, W, X, **options)
+
+
+def test_a_batch_that_the_model_cuts_and_that_is_too_small_to_be_cut_again() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        mapped = jax.shard_map(
+            lambda w, x: lax.psum(jnp.sum(x @ w), "model"),
+            mesh=jax_mesh(model=2),
+            in_specs=(P(), P("model")),
+            out_specs=P(),
+        )
+        return mapped(w, x)
+
+    pipeline = plait.compile(loss, W, X, num_microbatches=2, mesh={"stage": 1, "model": 2})
+    found, _ = pipeline.loss_and_grads(X)
+    np.testing.assert_allclose(found, np.sum(X @ W) / 2, rtol=1e-5)
