@@ -76,6 +76,7 @@ class JaxprLowering:
     axes: number of ranks along each axis of the mesh, and along each that a `shard_map` met so far is over.
     stage_axis: the axis along which the stages stand.
     wholes: what has been made of what is sharded.
+    fills: of a value whose elements are all one scalar, that scalar.
     """
 
     marks: Marks
@@ -84,6 +85,7 @@ class JaxprLowering:
     axes: dict[str, int] = field(default_factory=dict)
     stage_axis: str = ""
     wholes: dict[Sharded, Value] = field(default_factory=dict)
+    fills: dict[Value, Value] = field(default_factory=dict)
 
     def inline(self, b: Builder, jaxpr: ClosedJaxpr, *operands: Operand) -> list[Operand]:
         """The results of a jaxpr, its equations appended to `b`."""
@@ -132,7 +134,11 @@ class JaxprLowering:
 
     def laid_out(self, b: Builder, x: Operand, layout: Layout) -> Value:
         """This rank's part of x by a layout."""
-        value = laid_out(b, x, layout, self.axes)
+        scalar = self.fills.get(part(x))
+        if scalar is not None:  # any part is like any other, over axes that the mesh lacks too
+            value = b.expand(scalar, part_type(x.type, layout, self.axes).shape)
+        else:
+            value = laid_out(b, x, layout, self.axes)
         if part(x) in self.marks.backward:
             self.marks.backward.add(value)
         return value
@@ -145,6 +151,8 @@ class JaxprLowering:
         with b.at(source):
             operands = [_read(b, env, atom) for atom in eqn.invars]
             results = self._apply(b, site, operands)
+        if eqn.primitive.name == "broadcast_in_dim" and not operands[0].type.rank:
+            self.fills[part(results[0])] = part(operands[0])
         found = tuple(x.type for x in results)
         if found != types:
             raise CaptureError(

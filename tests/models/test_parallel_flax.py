@@ -19,8 +19,9 @@ from plait.models.llama import flax as llama
 from plait.models.llama import parallel_flax as parallel_llama
 from plait.models.llama.parallel_flax import Form
 
-LLAMA = replace(llama_config.CONFIGS["tiny"], num_layers=1, seq_len=16)
-DEEPSEEK_V3 = replace(deepseek_config.CONFIGS["tiny"], num_layers=2, seq_len=16)
+LLAMA = replace(llama_config.CONFIGS["tiny"], num_layers=1, seq_len=8, dim=32)
+SMALL = {"num_layers": 1, "num_dense_layers": 0, "seq_len": 8, "dim": 32}
+DEEPSEEK_V3 = replace(deepseek_config.CONFIGS["tiny"], **SMALL)
 
 
 def mesh(**axes: int) -> Any:
@@ -30,10 +31,12 @@ def mesh(**axes: int) -> Any:
 
 
 FORMS = {
-    "tensor": Form(mesh(model=2), "model"),
-    "sequence": Form(mesh(model=2), "model", sequence_parallel=True),
-    "context": Form(mesh(context=4), None, "context"),
-    "all, tied head": Form(mesh(model=2, context=2), "model", "context", True),
+    "tensor": partial(Form, model_axis="model"),
+    "sequence": partial(Form, model_axis="model", sequence_parallel=True),
+    "context": partial(Form, context_axis="context"),
+    "all, tied head": partial(
+        Form, model_axis="model", context_axis="context", sequence_parallel=True
+    ),
 }
 
 
@@ -41,7 +44,7 @@ FORMS = {
 def test_llama(name: str) -> None:
     config = replace(LLAMA, tied_head="tied" in name)
     batch = next(llama_config.batches(config, "train", 2, seed=0))
-    spread = partial(parallel_llama.loss_fn, form=FORMS[name])
+    spread = partial(parallel_llama.loss_fn, form=FORMS[name](mesh(model=2, context=2)))
     assert_same(llama.build(config), batch, llama.loss_fn, spread)
 
 

@@ -343,8 +343,9 @@ def test_casts_before_the_mapped_function_leave_parameters_cut(vma: bool) -> Non
 
 
 @both_checks
-def test_a_branch_with_a_mapped_function(vma: bool) -> None:
-    mesh = jax_mesh(model=2)
+@pytest.mark.parametrize("axes", [{"model": 2}, {"stage": 2, "model": 2}], ids=str)
+def test_a_branch_with_a_mapped_function(axes: Any, vma: bool) -> None:
+    mesh = jax_mesh(**axes)
     layer = jax.shard_map(mlp, mesh=mesh, in_specs=(SPECS, P()), out_specs=P(), check_vma=vma)
 
     def loss(p: Any, x: Any) -> Any:
