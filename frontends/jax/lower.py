@@ -135,7 +135,8 @@ class JaxprLowering:
     def laid_out(self, b: Builder, x: Operand, layout: Layout) -> Value:
         """This rank's part of x by a layout."""
         scalar = self.fills.get(part(x))
-        if scalar is not None:  # any part is like any other, over axes that the mesh lacks too
+        if scalar is not None and layout != layout_of(x):
+            # Any part is like any other, over axes that the mesh lacks too.
             value = b.expand(scalar, part_type(x.type, layout, self.axes).shape)
         else:
             value = laid_out(b, x, layout, self.axes)
