@@ -3,9 +3,11 @@
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
+from json import loads
 from pathlib import Path
-from typing import Annotated, NoReturn, TypeAlias
+from typing import Annotated, Any, NoReturn, TypeAlias
 
 import typer
 from rich.console import Console
@@ -14,9 +16,16 @@ from plait.api import capture_program, schedule_for
 from plait.cli_schedule import app as schedule_app
 from plait.compare.events import MISUSES
 from plait.compare.plan import Request, mesh_of, plan_jobs
-from plait.compare.report import WIDTH, Display, rows_table, simulated_table, training_table
+from plait.compare.report import (
+    WIDTH,
+    Display,
+    rows_table,
+    simulated_table,
+    steps_table,
+    training_table,
+)
 from plait.compare.run import Results, check_writable, run_jobs
-from plait.compare.simulate import simulate_rows
+from plait.compare.simulate import simulate_rows, with_experts
 from plait.core_ir.cost import eqn_seconds
 from plait.core_ir.errors import PlaitError, UsageError
 from plait.core_ir.hardware import Hardware, describe
@@ -37,6 +46,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(schedule_app, name="schedule")
+
+SIMULATED_SCHEDULES = "1f1b,interleaved-1f1b,zbv,dualpipev"
 
 Model: TypeAlias = Annotated[
     str,
@@ -66,6 +77,14 @@ MeshAxes: TypeAlias = Annotated[
     typer.Option(
         metavar="AXIS=SIZE,...",
         help="Axes of the mesh beside that of the stages, as data=2,expert=4; the last stays closest together.",
+    ),
+]
+Changes: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        "--set",
+        metavar="FIELD=VALUE,...",
+        help="Other values for fields of a named model's config, as num_layers=8,seq_len=1024.",
     ),
 ]
 Microbatches: TypeAlias = Annotated[int, typer.Option(min=1, help="Microbatches of a batch.")]
@@ -98,14 +117,31 @@ def compare(
     frontend: Frontend = "",
     backend: Backend = "",
     engine: Engine = "",
-    schedule: Annotated[str, typer.Option(help="Names or CSV files.")] = "1f1b",
-    ranks: Ranks = 2,
+    schedule: Annotated[
+        str,
+        typer.Option(
+            help=f"Names or CSV files. Default: 1f1b; with --simulate {SIMULATED_SCHEDULES}."
+        ),
+    ] = "",
+    ranks: Annotated[
+        int | None,
+        typer.Option(min=1, help="Ranks of the pipeline. Default: 2; with --simulate 8."),
+    ] = None,
     mesh: MeshAxes = "",
     microbatches: Annotated[
-        str, typer.Option(help="Microbatches of a batch; several to sweep over their size.")
-    ] = "8",
+        str,
+        typer.Option(
+            help="Microbatches of a batch; several to sweep over their size. Default: 8; with --simulate 16."
+        ),
+    ] = "",
     split: Split = "",
-    dtype: Dtype = "f32",
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a named model's parameters: f32 or bf16. Default: f32; with --simulate bf16."
+        ),
+    ] = None,
+    changes: Changes = "",
     steps: Annotated[int, typer.Option(min=1, help="Timed steps of a row.")] = 10,
     batch_size: BatchSize = None,
     train: Annotated[
@@ -137,10 +173,15 @@ def compare(
             help=f"For --simulate: {', '.join(NAMED)}, or a .json or .toml file. Default: h100.",
         ),
     ] = None,
+    shard: Annotated[
+        str, typer.Option(metavar="AXIS", help="For --simulate: shard parameters over this axis.")
+    ] = "",
 ) -> None:
     """Run a model through frontends, backends, engines and schedules, and compare them in one table.
 
-    With --simulate nothing runs: the schedules are simulated on hardware that need not be there.
+    With --simulate nothing runs: the schedules are simulated on hardware that need not be there. On a mesh, a second
+    table says what splitting, sharding, multiplexing and overlapping are worth. A model with experts has them over the
+    ranks of a node then, equally loaded, and everything else sharded over these, unless --mesh says otherwise.
 
     Options that say so take lists by comma: --frontend torch,flax. Every engine runs in processes of its own, which
     this command starts, one thread a rank. Exit code 1 where a row does not agree with the unpipelined framework.
@@ -151,12 +192,13 @@ def compare(
         frontends=_names(frontend),
         backends=_names(backend),
         engines=_names(engine),
-        schedules=_names(schedule),
-        num_ranks=ranks,
+        schedules=_names(schedule or (SIMULATED_SCHEDULES if simulate else "1f1b")),
+        num_ranks=ranks or (8 if simulate else 2),
         axes=_axes(mesh),
-        microbatches=_counts(microbatches),
+        changes=_changes(changes),
+        microbatches=_counts(microbatches or ("16" if simulate else "8")),
         split=_names(split),
-        dtype=dtype,
+        dtype=dtype or ("bf16" if simulate else "f32"),
         batch_size=batch_size,
         steps=steps,
         train_steps=train,
@@ -165,10 +207,15 @@ def compare(
         timeline=timeline is not None,
     )
     if simulate:
-        _simulate(request, find_hardware(hardware or "h100"), json, timeline)
+        chosen = find_hardware(hardware or "h100")
+        _simulate(
+            with_experts(replace(request, shard=shard or None), chosen), chosen, json, timeline
+        )
         return
-    if hardware is not None:
-        raise UsageError("--hardware describes what --simulate simulates; add --simulate")
+    if hardware is not None or shard:
+        raise UsageError(
+            f"--{'shard' if shard else 'hardware'} describes what --simulate simulates; add --simulate"
+        )
     _run(request, json, timeout, timeline)
 
 
@@ -233,6 +280,7 @@ def program(
     microbatches: Microbatches = 8,
     batch_size: BatchSize = None,
     dtype: Dtype = "f32",
+    changes: Changes = "",
     stage: Annotated[int | None, typer.Option(min=0, help="One stage. Default: all.")] = None,
     task: Annotated[
         str | None, typer.Option(help="One task: F, B, I, W or F&B. Default: all.")
@@ -269,13 +317,14 @@ def program(
         frontends=_names(frontend),
         num_ranks=ranks,
         axes=_axes(mesh),
+        changes=_changes(changes),
         microbatches=(microbatches,),
         split=_names(split),
         dtype=dtype,
         batch_size=batch_size,
     )
     job = plan_jobs(request)[0]
-    sizes = Sizes(config, dtype, job.batch_size, ranks, job.axes)
+    sizes = Sizes(config, dtype, job.batch_size, ranks, job.axes, job.changes)
     workload = load_abstract(model, job.frontends[0], sizes, job.split)
     _, built = capture_program(
         workload.loss_fn,
@@ -351,6 +400,8 @@ def _simulate(
     console = Console()
     console.width = max(console.width, WIDTH)
     console.print(simulated_table(results.rows))
+    if results.rows[0]["steps"]:
+        console.print(steps_table(results.rows))
     console.print(f"\n{describe(hardware)}", highlight=False, markup=False)
     if json is not None:
         results.write_json(json)
@@ -384,6 +435,24 @@ def _axes(text: str) -> dict[str, int]:
             )
         axes[name] = int(size)
     return axes
+
+
+def _changes(text: str) -> dict[str, Any]:
+    """The fields of a list such as num_layers=8,capacity_factor=1.25."""
+    changes: dict[str, Any] = {}
+    for entry in _names(text):
+        name, equals, value = entry.partition("=")
+        if not equals or not name or name in changes:
+            raise UsageError(
+                f"--set takes fields, each once with its value, as num_layers=8; got {text!r}"
+            )
+        try:
+            changes[name] = loads(value)
+        except ValueError:
+            raise UsageError(
+                f"--set {entry}: {value!r} is no number, true, false or null"
+            ) from None
+    return changes
 
 
 def _counts(text: str) -> tuple[int, ...]:

@@ -28,7 +28,7 @@ from plait.core_ir.lanes import Seconds, lanes
 from plait.core_ir.ops.collective import STARTS, wait
 from plait.core_ir.passes.equations import has_effect
 from plait.core_ir.passes.live import Live, peak_bytes
-from plait.core_ir.program import Program, Stage
+from plait.core_ir.program import STEP_KINDS, Program, Stage
 
 
 def overlap(graph: Graph, seconds: Seconds, *, memory_bytes: int | None = None) -> Graph:
@@ -49,23 +49,26 @@ def overlap(graph: Graph, seconds: Seconds, *, memory_bytes: int | None = None) 
     return min(fitting, key=lambda found: lanes(found, seconds).exposed)
 
 
-def overlap_tasks(program: Program) -> Program:
-    """The program with its tasks that communicate in that order, by the cost model's times; others stay."""
+def overlap_tasks(program: Program, seconds: Seconds = eqn_seconds) -> Program:
+    """The program with its tasks that communicate in that order, those of a step aside; by default by the cost model's
+    times."""
 
-    def ordered(graph: Graph) -> Graph:
+    def ordered(kind: str, graph: Graph) -> Graph:
         communicates = any(eqn.op in STARTS for eqn in graph.eqns)
-        return overlap(graph, eqn_seconds) if communicates else graph
+        return overlap(graph, seconds) if communicates and kind not in STEP_KINDS else graph
 
     stages = (
-        Stage(stage.index, {kind: ordered(task) for kind, task in stage.tasks.items()})
+        Stage(stage.index, {kind: ordered(kind, task) for kind, task in stage.tasks.items()})
         for stage in program.stages
     )
     return replace(program, stages=tuple(stages))
 
 
-def overlap_pairs(program: Program, pairs: Collection[tuple[int, int]]) -> Program:
-    """The program with its F&B tasks in that order, by the cost model's times."""
-    ordered = {pair: overlap(graph, eqn_seconds) for pair, graph in program.pairs.items()}
+def overlap_pairs(
+    program: Program, pairs: Collection[tuple[int, int]], seconds: Seconds = eqn_seconds
+) -> Program:
+    """The program with its F&B tasks in that order; by default by the cost model's times."""
+    ordered = {pair: overlap(graph, seconds) for pair, graph in program.pairs.items()}
     return replace(program, pairs=ordered)
 
 

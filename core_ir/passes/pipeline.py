@@ -9,13 +9,14 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import TypeAlias, TypeVar
 
 from plait.core_ir.errors import UsageError, VerifyError
 from plait.core_ir.graph import Eqn, Graph
-from plait.core_ir.mesh import Layout, Mesh, axes_of
+from plait.core_ir.mesh import Layout, Mesh
 from plait.core_ir.passes.clean_bodies import clean_bodies
 from plait.core_ir.passes.deduplicate_stages import deduplicate_stages
 from plait.core_ir.passes.eliminate_dead_code import eliminate_dead_code
@@ -184,24 +185,31 @@ def build_program(
     for one in passes.program:
         program = runner.run(_name(one), one, program)
     if passes.sharding is not None:
-        size = _ranks_to_shard_over(passes.sharding.axis, mesh)
-        names = [
-            name for name, layout in layouts.items() if passes.sharding.axis in axes_of(layout)
+        axis = passes.sharding.axis
+        mesh = _mesh_to_shard_over(axis, mesh)
+        others = [
+            name
+            for name in program.param_types
+            if axis not in mesh.summed_axes(name, layouts.get(name, ()))
         ]
-        shard = partial(shard_parameters, sharding=passes.sharding, size=size, whole=names)
+        shard = partial(
+            shard_parameters, sharding=passes.sharding, size=mesh.axes[axis], whole=others
+        )
         program = runner.run("shard_parameters", shard, program)
     return program
 
 
-def _ranks_to_shard_over(axis: str, mesh: Mesh | None) -> int:
+def _mesh_to_shard_over(axis: str, mesh: Mesh | None) -> Mesh:
+    """The mesh, if gradients are summed over the axis."""
     if mesh is None:
         raise UsageError(f"Sharding({axis!r}) needs a mesh with that axis; pass mesh=")
-    if axis not in mesh.data_axes:
+    summed = {*mesh.data_axes, *chain.from_iterable(mesh.partial_grads.values())}
+    if axis not in summed:
         raise UsageError(
-            f"Sharding({axis!r}): parameters are sharded over an axis along which microbatches are cut; the mesh "
-            f"{dict(mesh.axes)} has the data axes {', '.join(map(repr, mesh.data_axes)) or '(none)'}"
+            f"Sharding({axis!r}): parameters are sharded over an axis along which microbatches are cut; in the mesh "
+            f"{dict(mesh.axes)} these are {', '.join(map(repr, sorted(summed))) or '(none)'}"
         )
-    return mesh.axes[axis]
+    return mesh
 
 
 def schedule_program(

@@ -3,7 +3,7 @@
 import json
 import math
 from dataclasses import asdict, dataclass
-from typing import Self
+from typing import Any, Self
 
 from plait.core_ir.schedule import registry
 from plait.core_ir.schedule.schedule import Schedule
@@ -14,8 +14,8 @@ class Job:
     """Rows, frontends x schedules, for one engine; then, if `train_steps`, a training.
 
     frontends: names of a model's sources, or one None where the model itself says what it is. num_ranks: of the
-    pipeline; axes: of the mesh beside that of the stages. steps: timed steps of a row. train_frontend: whose model is
-    trained. timeline: whether rows hold a measured timeline.
+    pipeline; axes: of the mesh beside that of the stages; changes: of the model's config. steps: timed steps of a row.
+    train_frontend: whose model is trained. timeline: whether rows hold a measured timeline.
     """
 
     model: str
@@ -29,6 +29,7 @@ class Job:
     device: str | None
     num_ranks: int
     axes: dict[str, int]
+    changes: dict[str, Any]
     num_microbatches: int
     frontends: tuple[str | None, ...]
     schedules: tuple[str, ...]

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
+from typing import Any
 
 from plait.compare.job import Job, stages_of
 from plait.core_ir.errors import UsageError
@@ -21,7 +22,8 @@ class Request:
     """The options of `compare` and `train`. An empty list: what is installed, or the default.
 
     axes: of the mesh beside that of the stages, with their sizes. Several numbers of microbatches cut one batch in so
-    many ways: a sweep over the microbatch size.
+    many ways: a sweep over the microbatch size. shard: the axis over which parameters are sharded.
+    changes: other values for fields of a named model's config.
     """
 
     model: str
@@ -32,6 +34,8 @@ class Request:
     schedules: Sequence[str] = ("1f1b",)
     num_ranks: int = 2
     axes: Mapping[str, int] = field(default_factory=dict)
+    shard: str | None = None
+    changes: Mapping[str, Any] = field(default_factory=dict)
     microbatches: Sequence[int] = (8,)
     split: Sequence[str] = ()
     dtype: str = "f32"
@@ -72,6 +76,7 @@ def plan_jobs(request: Request) -> list[Job]:
                     device=request.device,
                     num_ranks=request.num_ranks,
                     axes=dict(request.axes),
+                    changes=dict(request.changes),
                     num_microbatches=count,
                     frontends=tuple(frontends),
                     schedules=tuple(request.schedules),
@@ -98,7 +103,7 @@ def _rows(request: Request) -> int:
 
 def _check(request: Request) -> None:
     if is_named(request.model):
-        find_family(request.model).config(request.config)
+        find_family(request.model).config(request.config, request.changes)
     known = {
         "frontend": (request.frontends, tuple(FRONTENDS)),
         "backend": (request.backends, tuple(ENGINES)),

@@ -145,6 +145,37 @@ _SIMULATED_CAPTION = (
 )
 
 
+def steps_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """The simulated step of each schedule, transformation by transformation, and by how much it is shorter then."""
+    first = rows[0]
+    mesh = ", ".join(f"{axis} {size}" for axis, size in first["mesh"].items())
+    sharded = f"; parameters sharded over {first['sharded_over']}" if first["sharded_over"] else ""
+    columns = [
+        f"{row['schedule']}, {row['microbatches']}"
+        if len({r["microbatches"] for r in rows}) > 1
+        else row["schedule"]
+        for row in rows
+    ]
+    changes = "".join(f"; {name} {value}" for name, value in first["changes"].items())
+    table = _table(f"step by step, ms: mesh {mesh}{sharded}{changes}", columns, ("",))
+    table.caption, table.caption_justify = _STEPS_CAPTION, "left"
+    for name in first["steps"]:
+        cells = []
+        for row in rows:
+            seconds, baseline = row["steps"][name], row["steps"]["baseline"]
+            cells.append(f"{1e3 * seconds:,.1f} {seconds / baseline - 1:+.1%}")
+        table.add_row(name, *cells)
+    return table
+
+
+_STEPS_CAPTION = (
+    "baseline: collectives stop compute, backwards are whole, parameters are gathered before the first task and "
+    "gradients reduced behind the last; + split: weight gradients are tasks of their own; + sharding: gathering and "
+    "reducing are tasks beside compute; + multiplex: a forward and a backward as one graph; + overlap: equations "
+    "ordered so that collectives run beside compute"
+)
+
+
 def training_table(rows: Sequence[dict[str, Any]]) -> Table:
     """Held-out losses before and after, and how fast it went."""
     title = f"{rows[0]['model']}: {rows[0]['steps']} training steps"

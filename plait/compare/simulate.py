@@ -2,23 +2,27 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 from plait.api import capture_program, schedule_for
 from plait.compare.job import stages_of
 from plait.compare.plan import Request, mesh_of, plan_jobs
+from plait.compare.steps import overlapped, simulated, step_by_step
 from plait.core_ir.cost import peak_seconds
 from plait.core_ir.errors import ScheduleError, UsageError
 from plait.core_ir.hardware import Hardware, to_json
-from plait.core_ir.passes.pipeline import schedule_program
+from plait.core_ir.passes.overlap import overlap_tasks
+from plait.core_ir.passes.pipeline import PROGRAM_PASSES, Passes
+from plait.core_ir.passes.shard_parameters import Sharding
 from plait.core_ir.program import Program
 from plait.core_ir.schedule.auto import AUTO
 from plait.core_ir.schedule.estimate import estimate
 from plait.core_ir.schedule.schedule import Schedule
 from plait.core_ir.schedule.timeline import Timeline
 from plait.workloads.abstract import load_abstract
+from plait.workloads.family import find_family
 from plait.workloads.workload import Sizes, is_named, num_tokens
 
 Progress = Callable[[str, int, int], None]
@@ -51,6 +55,23 @@ def simulate_rows(
         yield _row(request, hardware, schedule, count, cut(frontend, stages, count))
 
 
+def with_experts(request: Request, hardware: Hardware) -> Request:
+    """The request of a model with experts as they are run: over the ranks of a node, equally loaded, with everything
+    else sharded over the same ranks; whatever of it is asked for stays."""
+    if not is_named(request.model) or request.axes:
+        return request
+    config = find_family(request.model).config(request.config, request.changes)
+    num_experts, size = getattr(config, "num_experts", 0), hardware.ranks_per_node
+    if not num_experts or num_experts % size:
+        return request
+    return replace(
+        request,
+        axes={"expert": size},
+        shard=request.shard or "expert",
+        changes={"capacity_factor": 1.0, **request.changes},
+    )
+
+
 def _refuse_options_of_a_run(request: Request) -> None:
     given = {
         "backend": request.backends,
@@ -81,7 +102,12 @@ def _batch_size(request: Request) -> int:
 
 def _cut(request: Request, frontend: str | None, num_stages: int, num_microbatches: int) -> Cut:
     sizes = Sizes(
-        request.config, request.dtype, _batch_size(request), num_stages, dict(request.axes)
+        config=request.config,
+        dtype=request.dtype,
+        batch_size=_batch_size(request),
+        num_stages=num_stages,
+        axes=dict(request.axes),
+        changes=dict(request.changes),
     )
     workload = load_abstract(request.model, frontend, sizes, tuple(request.split) or None)
     _, program = capture_program(
@@ -91,6 +117,10 @@ def _cut(request: Request, frontend: str | None, num_stages: int, num_microbatch
         num_microbatches=num_microbatches,
         split=workload.split,
         mesh=mesh_of(request),
+        passes=Passes(
+            program=tuple(one for one in PROGRAM_PASSES if one is not overlap_tasks),
+            sharding=Sharding(request.shard) if request.shard else None,
+        ),
     )
     return Cut(workload.frontend, program, num_tokens(workload.batch))
 
@@ -99,9 +129,9 @@ def _row(
     request: Request, hardware: Hardware, schedule: str, num_microbatches: int, cut: Cut
 ) -> tuple[dict[str, Any], Timeline]:
     chosen = _schedule(cut.program, schedule, request.num_ranks, num_microbatches, hardware)
-    program = schedule_program(cut.program, chosen.pairs)
+    program = overlapped(cut.program, chosen, hardware)
     times, memory = estimate(program, chosen.placement, hardware)
-    timeline = chosen.simulate(times, memory, edges=program.edge_kinds())
+    timeline = simulated(chosen, times, memory, program)
     step, peaks = timeline.makespan, timeline.peak_memory.tolist()
     # A forward's products once, and twice for its backward, whatever is computed again.
     model_seconds = 3 * num_microbatches * _peak_seconds(program, hardware)
@@ -124,6 +154,10 @@ def _row(
         "model_flops_utilisation": model_seconds / (chosen.num_ranks * step),
         "peak_memory_bytes": peaks,
         "fits": max(peaks) <= hardware.memory_bytes,
+        "mesh": {"stage": chosen.num_ranks, **request.axes},
+        "sharded_over": request.shard,
+        "changes": dict(request.changes),
+        "steps": step_by_step(cut.program, chosen, hardware) if request.axes else None,
     }
     return row, timeline
 

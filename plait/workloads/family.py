@@ -3,9 +3,9 @@
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 from plait import models
@@ -21,12 +21,24 @@ class Family:
     batches: Callable[..., Iterator[Any]]
     convert: ModuleType
 
-    def config(self, name: str) -> Any:
-        """A size; UsageError, listing those there are, for an unknown name."""
+    def config(self, name: str, changes: Mapping[str, Any] = MappingProxyType({})) -> Any:
+        """A size, with other values for some of its fields; UsageError, listing what there is, for an unknown name."""
         if name not in self.configs:
             known = ", ".join(self.configs)
             raise UsageError(f"{self.name} has no config {name!r}; there are: {known}")
-        return self.configs[name]
+        config = self.configs[name]
+        there_are = [field.name for field in fields(config)]
+        for field in changes:
+            if field not in there_are:
+                raise UsageError(
+                    f"config {name!r} of {self.name} has no field {field!r}; it has: {', '.join(there_are)}"
+                )
+        try:
+            return replace(config, **changes)
+        except (TypeError, ValueError) as error:
+            raise UsageError(
+                f"config {name!r} of {self.name} with {dict(changes)}: {error}"
+            ) from error
 
 
 def family_names() -> tuple[str, ...]:

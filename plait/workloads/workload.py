@@ -49,13 +49,14 @@ class Workload:
 @dataclass(frozen=True)
 class Sizes:
     """What is chosen for a named model: its config, its dtype, the rows of a batch, the number of stages, and the axes
-    of the mesh beside that of the stages, with their sizes."""
+    of the mesh beside that of the stages, with their sizes, and other values for some fields of the config."""
 
     config: str
     dtype: str
     batch_size: int
     num_stages: int
     axes: Mapping[str, int] = field(default_factory=dict)
+    changes: Mapping[str, Any] = field(default_factory=dict)
 
 
 def is_named(model: str) -> bool:
@@ -82,7 +83,7 @@ def load_workload(
     if not is_named(model):
         return _load_built(model, frontend, split)
     family = find_family(model)
-    config = family.config(sizes.config)
+    config = family.config(sizes.config, sizes.changes)
     if frontend not in FRONTENDS:
         raise UsageError(f"unknown frontend {frontend!r}; there are: {', '.join(FRONTENDS)}")
     if sizes.dtype not in DTYPES:

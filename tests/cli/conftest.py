@@ -30,6 +30,7 @@ def make_job(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Job]:
             "device": "cpu",
             "num_ranks": 1,
             "axes": {},
+            "changes": {},
             "num_microbatches": 2,
             "frontends": (None,),
             "schedules": ("1f1b",),

@@ -1,7 +1,9 @@
 """`plait compare --simulate`: figures of a model that is never run."""
 
 import json
+import re
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 
 from plait.cli import main
 from plait.compare.plan import Request
-from plait.compare.simulate import simulate_rows
+from plait.compare.simulate import simulate_rows, with_experts
 from plait.core_ir.errors import UsageError
 from plait.core_ir.hardware import to_json
 from plait.core_ir.named_hardware import CPU_CORE, H100, H800
@@ -203,3 +205,73 @@ def test_errors_say_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_split_that_does_not_fit_the_schedule() -> None:
     with pytest.raises(UsageError, match=r"do not fill|layers"):
         rows(Request("mlp", schedules=("zbv",), num_ranks=64, microbatches=(1,)))
+
+
+# Experts over a mesh, step by step.
+
+
+@pytest.fixture(scope="module")
+def experts() -> list[dict[str, Any]]:
+    request = Request(
+        "deepseek_v3",
+        config="tiny",
+        frontends=("flax",),
+        schedules=("1f1b", "zbv", "dualpipev"),
+        num_ranks=2,
+        microbatches=(8,),
+        changes={"num_layers": 4, "seq_len": 16},
+    )
+    return rows(with_experts(request, replace(H800, ranks_per_node=2)), H800)
+
+
+def test_experts_lie_over_a_node_and_all_else_is_sharded_there(experts: list[Any]) -> None:
+    for row in experts:
+        assert row["mesh"] == {"stage": 2, "expert": 2}
+        assert row["sharded_over"] == "expert"
+        assert row["changes"]["capacity_factor"] == 1.0
+
+
+def test_each_transformation_shortens_the_step_or_leaves_it(experts: list[Any]) -> None:
+    for row in experts:
+        steps = row["steps"]
+        assert list(steps) == ["baseline", "+ split", "+ sharding", "+ multiplex", "+ overlap"]
+        times = list(steps.values())
+        assert all(later <= earlier * (1 + 1e-9) for earlier, later in pairwise(times))
+        assert steps["+ overlap"] == pytest.approx(row["simulated_step_seconds"], rel=1e-12)
+    one_f_one_b, zbv, dualpipev = (row["steps"] for row in experts)
+    assert one_f_one_b["+ split"] == pytest.approx(
+        one_f_one_b["baseline"]
+    )  # it has no W of its own
+    assert zbv["+ split"] < zbv["baseline"]
+    assert dualpipev["+ overlap"] < dualpipev["+ multiplex"]
+
+
+def test_what_is_asked_for_stays() -> None:
+    asked = Request("deepseek_v3", axes={"data": 2}, changes={"capacity_factor": 2.0})
+    assert with_experts(asked, H800) == asked
+    chosen = with_experts(replace(asked, axes={}), H800)
+    assert (chosen.axes, chosen.shard, chosen.changes["capacity_factor"]) == (
+        {"expert": 8},
+        "expert",
+        2.0,
+    )
+    assert with_experts(Request("llama"), H800) == Request("llama")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--mesh", "data"), "--mesh takes the axes beside that of the stages"),
+        (("--mesh", "stage=2"), "--mesh takes the axes beside that of the stages"),
+        (("--set", "depth=2"), "config 'tiny' of llama has no field 'depth'; it has: vocab_size"),
+        (("--set", "num_layers=two"), "--set num_layers=two: 'two' is no number"),
+        (("--shard", "data"), r"Sharding\('data'\) needs a mesh with that axis"),
+    ],
+    ids=str,
+)
+def test_mistakes_about_meshes(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = run(capsys, "compare", "llama", "--simulate", "--frontend", "torch", *arguments)
+    assert code == 2
+    assert re.search(message, err), err

@@ -293,7 +293,7 @@ def test_what_cannot_be_sharded() -> None:
     graph = gated_mlp(1)
     with pytest.raises(UsageError, match="needs a mesh with that axis"):
         build_program(graph, 1, passes=SHARDED)
-    with pytest.raises(UsageError, match=r"has the data axes 'replica'"):
+    with pytest.raises(UsageError, match=r"these are 'replica'"):
         build_program(
             graph,
             1,
