@@ -18,7 +18,7 @@ from plait.frontends.captured import Captured
 from plait.frontends.torch.capture import capture
 
 Results = dict[tuple[str, str], Array]
-"""Loss and gradients by role and name."""
+"""Loss, gradients and changed buffers by role and name."""
 
 
 def local(x: Any) -> Array:
@@ -82,8 +82,13 @@ def check_captured(
     graph = verify(captured.graph)
     texts = everywhere(print_graph(graph))
     assert texts == [texts[0]] * len(texts)
-    expected = in_torch(loss_fn, model, batch)
     given = everywhere(operands(captured, batch))
+    before = {name: x.clone() for name, x in model.named_buffers()}
+    expected = in_torch(loss_fn, model, batch)
+    for name, x in model.named_buffers():
+        if ("buffer_update", name) in {(p.role, p.name) for p in graph.output_ports}:
+            expected["buffer_update", name] = local(x.clone())
+            x.copy_(before[name])
     results = interpret_ranks(graph, given, mesh.axes)[dist.get_rank()]
     found = {(p.role, p.name): r for p, r in zip(graph.output_ports, results, strict=True)}
     compare(found, expected, tolerance)

@@ -47,7 +47,7 @@ def _count(s: Site, type: TensorType, start: Number, step: Number) -> Value:
     numbers = s(sh.iota, dtype=wide.dtype, shape=type.shape, dim=0)
     if step != 1:
         numbers = s.mul(numbers, step)
-    if start != 0:
+    if start != 0 or s.mesh is not None:  # on a mesh others may start elsewhere
         numbers = s.add(numbers, start)
     return s.b.convert(numbers, type.dtype)
 

@@ -7,7 +7,7 @@ Rotary positions turn the two halves of a head's rotary part, not its even and o
 to load one, bring the rotary outputs of `wq`, `wq_b` and `wkv_a` into that order.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -138,7 +138,7 @@ def build(config: Config, seed: int = 0, *, exchange: Exchange = LOCAL) -> DeepS
     return model
 
 
-def loss_fn(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+def loss_fn(model: Callable[[Tensor], Tensor], batch: Mapping[str, Tensor]) -> Tensor:
     """Mean cross entropy of the next token, in f32; {"tokens": i32[B, T], "targets": i32[B, T]}."""
     logits = model(batch["tokens"]).float()
     return F.cross_entropy(logits.flatten(0, 1), batch["targets"].flatten().long())

@@ -3,13 +3,15 @@
 Shapes: B batch, T time, D model dim, N heads, K key-value heads, H head dim, V vocabulary.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from plait.models.llama.config import Config
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 INIT_STD = 0.02
 
@@ -28,14 +30,21 @@ class RMSNorm(nn.Module):
         return y.to(x.dtype) * self.weight
 
 
+def attend_causally(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal grouped-query attention; [B, N, T, H], [B, K, T, H] twice -> [B, N, T, H]."""
+    num_groups = q.shape[1] // k.shape[1]
+    k, v = repeat_heads(k, num_groups), repeat_heads(v, num_groups)
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
 class Attention(nn.Module):
-    """Causal grouped-query attention, [B, T, D] -> [B, T, D]."""
+    """Causal grouped-query attention with its projections, [B, T, D] -> [B, T, D]; of all heads, or of some."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
         kv_dim = config.num_kv_heads * config.head_dim
         self.head_dim = config.head_dim
-        self.num_groups = config.num_heads // config.num_kv_heads
+        self.attend: Attend = attend_causally
         self.wq = nn.Linear(config.dim, config.dim, bias=False)
         self.wk = nn.Linear(config.dim, kv_dim, bias=False)
         self.wv = nn.Linear(config.dim, kv_dim, bias=False)
@@ -43,9 +52,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         q, k, v = (_heads(w(x), self.head_dim) for w in (self.wq, self.wk, self.wv))
-        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        k, v = repeat_heads(k, self.num_groups), repeat_heads(v, self.num_groups)
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        out = self.attend(rotate(q, cos, sin), rotate(k, cos, sin), v)
         return self.wo(out.transpose(1, 2).flatten(2))
 
 
@@ -78,7 +85,7 @@ class Layer(nn.Module):
 
 
 class Llama(nn.Module):
-    """i32[B, T] -> logits [B, T, V]."""
+    """i32[B, T] -> logits [B, T, V]; of a sequence from position `start` on."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -90,9 +97,9 @@ class Llama(nn.Module):
         if config.tied_head:
             self.head.weight = self.tok_embed.weight
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, start: int | None = None) -> Tensor:
         x = self.tok_embed(tokens)
-        cos, sin = rotary_tables(self.config, tokens.shape[1], x)
+        cos, sin = rotary_tables(self.config, tokens.shape[1], x, start)
         for layer in self.layers:
             x = layer(x, cos, sin)
         return self.head(self.norm(x))
@@ -109,16 +116,20 @@ def build(config: Config, seed: int = 0) -> Llama:
     return model
 
 
-def loss_fn(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+def loss_fn(model: Callable[[Tensor], Tensor], batch: Mapping[str, Tensor]) -> Tensor:
     """Mean cross entropy of the next token, in f32; {"tokens": i32[B, T], "targets": i32[B, T]}."""
     logits = model(batch["tokens"]).float()
     return F.cross_entropy(logits.flatten(0, 1), batch["targets"].flatten().long())
 
 
-def rotary_tables(config: Config, num_positions: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [T, H/2] of the rotary angles, computed in f32, as `like`'s dtype."""
+def rotary_tables(
+    config: Config, num_positions: int, like: Tensor, start: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [T, H/2] of the rotary angles from `start` on, computed in f32, as `like`'s dtype."""
     exponents = torch.arange(0, config.head_dim, 2, device=like.device) / config.head_dim
     positions = torch.arange(num_positions, dtype=torch.float32, device=like.device)
+    if start is not None:
+        positions = positions + start
     angles = positions[:, None] * torch.pow(config.rope_base, -exponents)
     return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
 

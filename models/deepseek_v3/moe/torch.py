@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 from plait.models.deepseek_v3.config import Config
@@ -27,6 +28,11 @@ def stay(x: Tensor) -> Tensor:
     return x
 
 
+def own_part(x: Tensor) -> Tensor:
+    """What this rank has of weights that lie over several."""
+    return x.to_local() if isinstance(x, DTensor) else x
+
+
 @dataclass(frozen=True)
 class Exchange:
     """How slots get to where their experts are, and back. Within one device they stay.
@@ -34,10 +40,12 @@ class Exchange:
     to_experts: f[E, C, D], the slots that the tokens of this rank fill -> f[E / R, R C, D], what R ranks have for the
         experts of this one: an all-to-all that cuts dim 0 and joins dim 1.
     to_tokens: the inverse.
+    total: i32[E], the loads of the experts by the tokens of this rank -> by those of R ranks.
     """
 
     to_experts: Callable[[Tensor], Tensor] = stay
     to_tokens: Callable[[Tensor], Tensor] = stay
+    total: Callable[[Tensor], Tensor] = stay
 
 
 LOCAL = Exchange()
@@ -66,7 +74,7 @@ class Router(nn.Module):
 
 
 class Experts(nn.Module):
-    """A gated MLP for each expert, [E, C, D] -> [E, C, D]."""
+    """A gated MLP for each expert, [E, C, D] -> [E, C, D]; of the experts that this rank has."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -76,7 +84,8 @@ class Experts(nn.Module):
         self.w3 = nn.Parameter(torch.empty(inwards))
 
     def forward(self, slots: Tensor) -> Tensor:
-        return (F.silu(slots @ self.w1) * (slots @ self.w3)) @ self.w2
+        w1, w2, w3 = (own_part(w) for w in (self.w1, self.w2, self.w3))
+        return (F.silu(slots @ w1) * (slots @ w3)) @ w2
 
 
 class MoE(nn.Module):
@@ -95,7 +104,7 @@ class MoE(nn.Module):
         capacity = self.config.capacity(len(tokens))
         places, counts = place(chosen, self.config.num_experts, capacity)
         if self.training:
-            self.router.counts.add_(counts)
+            self.router.counts.add_(self.exchange.total(counts))
         slots = dispatch(tokens, places, self.config.num_experts, capacity)
         slots = self.experts(self.exchange.to_experts(slots))
         return combine(self.exchange.to_tokens(slots), places, weights).view_as(x)
