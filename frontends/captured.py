@@ -53,6 +53,7 @@ class Captured:
         integer leaves of a JAX model -> float0.
     pack_aux: aux leaves by port name, stacked by microbatch -> the user's structure.
     pack_state: buffers by leaf name -> the user's `state` structure (JAX with `state=`), else None.
+    batch_axes: axes that the model names though its ranks run parts of a batch of their own along them (FSDP).
     """
 
     graph: Graph
@@ -67,6 +68,7 @@ class Captured:
     pack_aux: Callable[[Mapping[str, Any]], Any]
     pack_state: Callable[[Mapping[str, Any]], Any]
     notes: Sequence[str] = field(default=())
+    batch_axes: frozenset[str] = frozenset()
 
     @cached_property
     def layouts(self) -> dict[str, Layout]:

@@ -259,7 +259,8 @@ def _capture_on(
             "how the batch lies; take it out of data_axes"
         )
     if guess:
-        found = tuple(axis for axis in mesh.other_axes if axis not in named)
+        own = named - captured.batch_axes
+        found = tuple(axis for axis in mesh.other_axes if axis not in own)
         if found != mesh.data_axes:
             mesh = replace(mesh, data_axes=found)
             captured = run(mesh)

@@ -27,6 +27,7 @@ from plait.frontends.torch.devices import capture_device, device_wanted
 from plait.frontends.torch.dtensors import like, local_part
 from plait.frontends.torch.dtypes import TO_TORCH, type_of
 from plait.frontends.torch.elsewhere import Stand, standing
+from plait.frontends.torch.fsdp import batch_axes, without_hooks
 from plait.frontends.torch.groups import own_rank
 from plait.frontends.torch.lower import lower_nodes
 from plait.frontends.torch.merge_places import Sample, merged
@@ -80,7 +81,9 @@ def capture(
         treespec = pytree.tree_structure(batch)
 
         def run() -> tuple[Program, Graph]:
-            program, joint = trace(loss_fn, model, spec, treespec, split or (), has_aux, device)
+            program, joint = trace(
+                loss_fn, model, spec, treespec, split or (), has_aux, device, mesh
+            )
             return program, lower_joint(joint, held, spec, program, mesh)
 
         program, graph = _at_places(run, mesh)
@@ -96,6 +99,7 @@ def capture(
         pack_grads=lambda grads: _pack_grads(held, grads),
         pack_aux=program.aux.pack,
         pack_state=lambda _: None,
+        batch_axes=batch_axes(model, mesh),
     )
 
 
@@ -135,14 +139,16 @@ def trace(
     split: Sequence[str],
     has_aux: bool,
     device: str | torch.device | None,
+    mesh: Mesh | None = None,
 ) -> tuple[Program, aot.JointGraph]:
     """The joint graph of aten ops, before lowering, with the program it was taken from."""
     stack_of_modules = ModuleStack(model)
     recorder = aot.Recorder(lambda: stack_of_modules.path)
-    program = Program(loss_fn, model, spec, treespec, has_aux, recorder.restart)
+    program = Program(loss_fn, model, spec, treespec, has_aux, recorder.restart, mesh)
     mode = aot.fake_mode()
     with ExitStack() as stack:
         stack.enter_context(attributes_kept(model))
+        stack.enter_context(without_hooks(model))
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         # else recurrent layers are one op of oneDNN, with a workspace that only its own backward can read

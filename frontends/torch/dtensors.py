@@ -21,6 +21,7 @@ from plait.core_ir.errors import CaptureError, UsageError
 from plait.core_ir.mesh import Layout, Mesh, part_type
 from plait.core_ir.types import TensorType
 from plait.frontends.torch.dtypes import type_of
+from plait.frontends.torch.fsdp import Unsharded, sharded_params
 from plait.frontends.torch.groups import axes_of
 
 
@@ -116,23 +117,28 @@ class _Entered(torch.autograd.Function):
 
 
 @contextmanager
-def entered(model: nn.Module) -> Iterator[None]:
-    """Inside, the gradients of parameters that are DTensors are redistributed to the placements of the parameters."""
+def entered(model: nn.Module, mesh: Mesh | None) -> Iterator[None]:
+    """Inside, the gradients of parameters that are DTensors are redistributed to the placements of the parameters.
+
+    Those that FSDP has sharded are gathered.
+    """
+    sharded = sharded_params(model, mesh)
     held = [
-        (module._parameters, name, param)
+        (module._parameters, name, param, sharded.get((id(module), name)))
         for module in model.modules()
         for name, param in module._parameters.items()
         if isinstance(param, DTensor)
     ]
     seen: dict[int, Any] = {}
-    for table, name, param in held:
+    for table, name, param, how in held:
         if id(param) not in seen:
-            seen[id(param)] = _Entered.apply(param)  # type: ignore[no-untyped-call]
+            apply: Any = _Entered.apply if how is None else Unsharded.apply
+            seen[id(param)] = apply(param) if how is None else apply(param, how)
         table[name] = seen[id(param)]
     try:
         yield
     finally:
-        for table, name, param in held:
+        for table, name, param, _ in held:
             if table.get(name) is seen[id(param)]:  # else the forward put another there
                 table[name] = param
 

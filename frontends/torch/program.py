@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from plait.core_ir.errors import CaptureError
+from plait.core_ir.mesh import Mesh
 from plait.frontends.batch import BatchSpec
 from plait.frontends.torch.boundary import Marks
 from plait.frontends.torch.dtensors import entered, local_part, whole
@@ -51,6 +52,7 @@ class Program(nn.Module):
         treespec: pytree.TreeSpec,
         has_aux: bool,
         restart: Callable[[], None] = lambda: None,
+        mesh: Mesh | None = None,
     ) -> None:
         super().__init__()
         self.model = model
@@ -59,7 +61,7 @@ class Program(nn.Module):
         self.aux = Aux()
         self.replaced: tuple[str, ...] = ()
         self._loss_fn, self._spec, self._treespec = loss_fn, spec, treespec
-        self._has_aux, self._restart = has_aux, restart
+        self._has_aux, self._restart, self._mesh = has_aux, restart, mesh
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Loss, then the tensors of aux and the buffers that were replaced, without gradient."""
@@ -68,7 +70,7 @@ class Program(nn.Module):
         given = iter(tensors)
         leaves = [leaf.value if leaf.type is None else next(given) for leaf in self._spec.leaves]
         before = _held(self.model)
-        with self.effects.watching(before), entered(self.model):
+        with self.effects.watching(before), entered(self.model, self._mesh):
             result = self._loss_fn(self.model, pytree.tree_unflatten(leaves, self._treespec))
         loss, aux = self._parted(pytree.tree_map(whole, result))
         _check_loss(loss, self.model)

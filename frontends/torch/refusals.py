@@ -5,10 +5,13 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.modules.batchnorm import _NormBase
 
 from plait.core_ir.errors import CaptureError, PlaitError
 from plait.frontends.torch.sources import raising_source
+
+_WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel, FullyShardedDataParallel)
 
 
 @contextmanager
@@ -35,6 +38,11 @@ def refuse_modules(model: nn.Module) -> None:
         if isinstance(module, torch.jit.ScriptModule):
             raise CaptureError(
                 f"{what} was made by torch.jit, which runs it outside Python; pass the nn.Module it was made from"
+            )
+        if isinstance(module, _WRAPPERS):
+            raise CaptureError(
+                f"{what} wraps a model for data parallel training; pass the model itself: an axis of mesh= that it "
+                "does not name is data parallel, and fully_shard, or plait.passes.Sharding, shards parameters over one"
             )
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
             raise CaptureError(

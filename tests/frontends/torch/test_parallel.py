@@ -33,3 +33,11 @@ def test_models_of_dtensors_give_what_ranks_and_the_plain_model_give() -> None:
 
 def test_a_compiled_model_of_dtensors_has_dtensors_as_gradients() -> None:
     run("dtensor_runs.py", ["compiled", "sequence and vocabulary"], 4)
+
+
+def test_sharded_parameters_give_what_fsdp_gives() -> None:
+    run("fsdp_runs.py", ["captured", "sharded", "by columns", "replicated", "bf16", "tensors"], 4)
+
+
+def test_a_compiled_model_under_fsdp() -> None:
+    run("fsdp_runs.py", ["compiled", "sharded", "tensors"], 4)
