@@ -18,6 +18,7 @@ from plait.core_ir.passes.clean_bodies import clean_bodies
 from plait.core_ir.passes.deduplicate_stages import deduplicate_stages
 from plait.core_ir.passes.eliminate_dead_code import eliminate_dead_code
 from plait.core_ir.passes.fold_constants import fold_constants
+from plait.core_ir.passes.fold_exchanges import fold_exchanges
 from plait.core_ir.passes.fold_transposes import fold_transposes
 from plait.core_ir.passes.live import peak_bytes
 from plait.core_ir.passes.merge_common_subexpressions import merge_common_subexpressions
@@ -62,6 +63,7 @@ __all__ = [
     "eliminate_dead_code",
     "fillers",
     "fold_constants",
+    "fold_exchanges",
     "fold_transposes",
     "lanes",
     "merge_common_subexpressions",

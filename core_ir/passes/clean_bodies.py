@@ -13,12 +13,14 @@ from plait.core_ir.graph import Eqn, Graph
 from plait.core_ir.passes.eliminate_dead_code import eliminate_dead_code
 from plait.core_ir.passes.equations import nested_graphs
 from plait.core_ir.passes.fold_constants import fold_constants
+from plait.core_ir.passes.fold_exchanges import fold_exchanges
 from plait.core_ir.passes.fold_transposes import fold_transposes
 from plait.core_ir.passes.merge_common_subexpressions import merge_common_subexpressions
 
 BODY_PASSES: tuple[Callable[[Graph], Graph], ...] = (
     fold_constants,
     merge_common_subexpressions,
+    fold_exchanges,
     fold_transposes,
     merge_common_subexpressions,
     eliminate_dead_code,

@@ -48,7 +48,11 @@ def _fold_concatenate(folder: Folder, eqn: Eqn) -> Value | None:
 
 
 def _fold_reduction(folder: Folder, eqn: Eqn) -> Value | None:
-    return None if eqn.attrs["dims"] else eqn.operands[0]
+    """Of dims of size 1: a reshape."""
+    (x,), dims = eqn.operands, eqn.attrs["dims"]
+    if all(x.type.shape[d] == 1 for d in dims):
+        return folder.make(shape.reshape, x, shape=eqn.result.type.shape)
+    return None
 
 
 _REDUCTIONS = (

@@ -21,6 +21,7 @@ from plait.core_ir.passes.clean_bodies import clean_bodies
 from plait.core_ir.passes.deduplicate_stages import deduplicate_stages
 from plait.core_ir.passes.eliminate_dead_code import eliminate_dead_code
 from plait.core_ir.passes.fold_constants import fold_constants
+from plait.core_ir.passes.fold_exchanges import fold_exchanges
 from plait.core_ir.passes.fold_transposes import fold_transposes
 from plait.core_ir.passes.merge_common_subexpressions import merge_common_subexpressions
 from plait.core_ir.passes.multiplex import multiplex_pairs
@@ -43,6 +44,7 @@ CLEANING: tuple[GraphPass, ...] = (
     clean_bodies,
     fold_constants,
     merge_common_subexpressions,
+    fold_exchanges,
     fold_transposes,
     merge_common_subexpressions,
     eliminate_dead_code,

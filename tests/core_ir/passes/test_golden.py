@@ -10,6 +10,7 @@ from plait.core_ir.graph import Graph
 from plait.core_ir.passes.clean_bodies import clean_bodies
 from plait.core_ir.passes.eliminate_dead_code import eliminate_dead_code
 from plait.core_ir.passes.fold_constants import fold_constants
+from plait.core_ir.passes.fold_exchanges import fold_exchanges
 from plait.core_ir.passes.fold_transposes import fold_transposes
 from plait.core_ir.passes.merge_common_subexpressions import merge_common_subexpressions
 from plait.core_ir.passes.sort_equations import sort_equations
@@ -20,10 +21,15 @@ def fold(graph: Graph) -> Graph:
     return eliminate_dead_code(fold_transposes(graph))
 
 
+def fold_rows(graph: Graph) -> Graph:
+    return eliminate_dead_code(fold_exchanges(graph))
+
+
 PASSES: dict[str, Callable[[Graph], Graph]] = {
     "clean_bodies": clean_bodies,
     "eliminate_dead_code": eliminate_dead_code,
     "fold_constants": fold_constants,
+    "fold_exchanges": fold_rows,
     "fold_transposes": fold,
     "merge_common_subexpressions": merge_common_subexpressions,
     "sort_equations": sort_equations,
