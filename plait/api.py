@@ -139,7 +139,10 @@ def compile(
             trainable=trainable,
             device=where if framework == options.backend == "torch" else None,
         )
-        captured, mesh = _capture_on(mesh, capture, num_microbatches, guess=data_axes is None)
+        guess = data_axes is None
+        if guess and mesh is not None:
+            mesh = _without_axes_of(model, framework, mesh)
+        captured, mesh = _capture_on(mesh, capture, num_microbatches, guess=guess)
         program = _program_of(captured, passes or DEFAULT_PASSES, mesh)
         _check_sharded(program, options.engine)
         chosen = schedule_for(program, schedule, num_ranks, num_microbatches)
@@ -207,6 +210,8 @@ def capture_program(
         trainable=trainable,
         device=device,
     )
+    if mesh is not None:
+        mesh = _without_axes_of(model, framework, mesh)
     captured, mesh = _capture_on(mesh, capture, num_microbatches, guess=True)
     return captured, _program_of(captured, passes, mesh)
 
@@ -226,6 +231,14 @@ def _check_sharded(program: Program, engine: str) -> None:
         raise NotBuiltError(
             f"engine={engine!r} runs no sharded parameters yet; leave Passes.sharding out"
         )
+
+
+def _without_axes_of(model: Any, framework: Framework, mesh: Mesh) -> Mesh:
+    """The mesh with a better guess at its data axes: not those over which parameters of the model lie."""
+    if framework != "torch":
+        return mesh
+    cut: frozenset[str] = load("torch", "frontends.torch.dtensors").axes_of_model(model, mesh)
+    return replace(mesh, data_axes=tuple(axis for axis in mesh.data_axes if axis not in cut))
 
 
 def _capture_on(

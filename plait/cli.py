@@ -324,7 +324,7 @@ def program(
         batch_size=batch_size,
     )
     job = plan_jobs(request)[0]
-    sizes = Sizes(config, dtype, job.batch_size, ranks, job.axes, job.changes)
+    sizes = Sizes(config, dtype, job.batch_size, ranks, job.mesh or {}, job.changes)
     workload = load_abstract(model, job.frontends[0], sizes, job.split)
     _, built = capture_program(
         workload.loss_fn,

@@ -124,13 +124,15 @@ class Pipeline:
 
     # Times.
 
-    def profile(self, batch: Any) -> Times:
+    def profile(self, batch: Any, params: Any = None) -> Times:
         """Run the batch task by task and measure: seconds of F, I and W of each stage, and of a transfer.
+
+        params: as of `loss_and_grads`.
 
         `simulate` uses what was measured. Under `schedule="auto"` the order is searched again for these times, where
         `compile` had but the cost model's, and later steps run it; stages stay on their ranks.
         """
-        self._profile = self.engine.profile(self._inputs(batch, None, 0, backward=True))
+        self._profile = self.engine.profile(self._inputs(batch, params, 0, backward=True))
         if self.is_searched:
             better = Schedule.from_table(reorder(self.schedule, self._profile))
             check_fits(better, self.program)
@@ -138,15 +140,15 @@ class Pipeline:
             self.schedule = better
         return self._profile
 
-    def measure(self, batch: Any) -> Timeline:
+    def measure(self, batch: Any, params: Any = None) -> Timeline:
         """Run a step, after one to warm up, and note when each compute action runs, in seconds from the step's start.
 
-        Nothing is written: neither `.grad` nor state. On a `distributed` engine every rank returns the actions of all
+        params: as of `loss_and_grads`. Nothing is written: neither `.grad` nor state. On a `distributed` engine every rank returns the actions of all
         ranks, without what they waited for; on `local` the ranks take turns in this process, so no two overlap; on
         `mpmd` an action starts once it is dispatched, its rank is free and what it reads is there, and ends when its
         results are. UsageError on `spmd`, whose one program cannot be timed by action.
         """
-        rows = self.engine.measure(self._inputs(batch, None, 0, backward=True))
+        rows = self.engine.measure(self._inputs(batch, params, 0, backward=True))
         table = keep(self.schedule, IS_COMPUTE[self.schedule.kind])
         start, end = np.array([span for row in rows for span in row]).T
         return Timeline(table, start, end)
@@ -219,12 +221,14 @@ class Pipeline:
                 )
             found, expected = array_type(value), self._given_type(leaf)
             if found != expected:
-                whole = f" (the whole of what each rank has {leaf.type} of)" * (
-                    expected != leaf.type
-                )
+                if expected != leaf.type and found == leaf.type:
+                    raise UsageError(
+                        f"{leaf.name!r} is {found}, the part of one rank; the engine {self.options.engine!r} runs all "
+                        f"ranks of the mesh in this process and takes the whole, {expected}: pass params="
+                    )
                 raise UsageError(
-                    f"{leaf.name!r} was {expected} when the pipeline was compiled{whole} and is {found}; compile "
-                    "again, or pass it as it was"
+                    f"{leaf.name!r} was {expected} when the pipeline was compiled and is {found}; compile again, or "
+                    "pass it as it was"
                 )
 
     def _given_type(self, leaf: Leaf) -> TensorType:

@@ -7,7 +7,7 @@ NOTE: `_local_tensor` and `_StridedShard` are private. Tested with torch 2.13.
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from unittest import mock
 
@@ -42,6 +42,15 @@ def like(part: Any, x: Tensor) -> Any:
 def whole(x: Any) -> Any:
     """The value of a DTensor, the same on all of its ranks; anything else as it is."""
     return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+def axes_of_model(model: nn.Module, mesh: Mesh) -> frozenset[str]:
+    """The axes that some parameter or buffer is cut over; those of a tensor that has no layout aside."""
+    cut: set[str] = set()
+    for name, x in (*model.named_parameters(), *model.named_buffers()):
+        with suppress(CaptureError):
+            cut |= {axis for axes in layout_of(name, x, mesh) for axis in axes}
+    return frozenset(cut)
 
 
 def layout_of(name: str, x: Tensor, mesh: Mesh | None) -> Layout:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
 from plait.core_ir.arrays import is_array, is_torch, to_numpy
@@ -46,8 +47,15 @@ def reference(
 
 
 def named_gradients(grads: Mapping[str, Any]) -> dict[str, Array]:
-    """What `loss_and_grads` gave for a torch model as NumPy arrays by name; without those that are None."""
-    return {name: to_numpy(grad) for name, grad in grads.items() if grad is not None}
+    """What `loss_and_grads` gave for a torch model as NumPy arrays by name; without those that are None.
+
+    Of a DTensor the whole: a collective call of the ranks that have parts of it.
+    """
+    return {
+        name: to_numpy(grad.full_tensor() if isinstance(grad, DTensor) else grad)
+        for name, grad in grads.items()
+        if grad is not None
+    }
 
 
 def _device(model: nn.Module) -> torch.device:

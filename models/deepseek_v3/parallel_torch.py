@@ -8,7 +8,9 @@ takes its part of it. With that of `torch.py` each is given another batch, and w
 what ranks have alike.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,6 +23,15 @@ from plait.models.deepseek_v3.moe.torch import Exchange, Experts, MoE
 from plait.models.deepseek_v3.torch import DeepSeekV3
 from plait.models.deepseek_v3.torch import loss_fn as plain_loss
 from plait.models.over_ranks import Spread, mean
+
+AXES = ("expert",)
+"""What the axes are called over which `distributed_over` cuts."""
+
+
+def distributed_over(model: DeepSeekV3, mesh: DeviceMesh) -> Callable[[DeepSeekV3, Any], Tensor]:
+    """Cut a model, in place, over a mesh with AXES; its loss there."""
+    expert_parallel(model, mesh["expert"])
+    return partial(loss_fn, mesh=mesh["expert"])
 
 
 def expert_parallel(model: DeepSeekV3, mesh: DeviceMesh) -> DeepSeekV3:

@@ -12,9 +12,11 @@ Shapes are those of one rank: B batch, T time, D model dim, N heads, K key-value
 Every rank is given the whole batch, and returns the whole loss.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -37,6 +39,10 @@ from plait.models.llama.torch import loss_fn as plain_loss
 from plait.models.over_ranks import Spread, mean
 
 _UNSEEN = -1e30
+
+
+AXES = ("tensor", "context")
+"""What the axes are called over which `distributed_over` cuts."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +117,15 @@ def distribute(model: Llama, form: Form) -> Llama:
     if form.context_axis is not None:
         context_parallel(model, form.mesh.get_group(form.context_axis))
     return model
+
+
+def distributed_over(model: Llama, mesh: DeviceMesh) -> Callable[[Llama, Any], Tensor]:
+    """Cut a model, in place, over those of AXES that a mesh has; its loss there, of a stream of whole positions."""
+    names = mesh.mesh_dim_names or ()
+    tensor, context = (axis if axis in names else None for axis in AXES)
+    form = Form(mesh, tensor, context)
+    distribute(model, form)
+    return partial(loss_fn, form=form)
 
 
 def loss_fn(model: Llama, batch: Mapping[str, Tensor], *, form: Form) -> Tensor:

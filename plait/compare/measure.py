@@ -86,12 +86,13 @@ def measure(
     pipeline = compile_workload(job, workload, schedule)
     compile_seconds = time.perf_counter() - started
     progress("stepping")
-    pipeline.profile(workload.batch)
-    loss, grads = pipeline.loss_and_grads(workload.batch, step=0)
+    params = _whole_params(job, workload)
+    pipeline.profile(workload.batch, params)
+    loss, grads = pipeline.loss_and_grads(workload.batch, params, step=0)
     grads = _side(workload).named_gradients(grads)
-    seconds, peak = _timed_steps(job, workload, pipeline, host)
+    seconds, peak = _timed_steps(job, workload, pipeline, host, params)
     simulated = pipeline.simulate()
-    timeline = encode(pipeline.measure(workload.batch), simulated) if job.timeline else None
+    timeline = encode(pipeline.measure(workload.batch, params), simulated) if job.timeline else None
     progress("checking against the unpipelined framework")
     expected = reference()
     row = description(job, workload, pipeline, schedule)
@@ -127,8 +128,7 @@ def compute_reference(job: Job, workload: Workload) -> Reference:
     """The unpipelined framework on the same microbatches, with the random keys of step 0."""
     module = _side(workload)
     reference: Reference = module.reference(
-        workload.plain_loss_fn or workload.loss_fn,
-        workload.model,
+        *(workload.plain or (workload.loss_fn, workload.model)),
         workload.batch,
         num_microbatches=job.num_microbatches,
         keys=step_keys(0, 0, job.num_microbatches),
@@ -166,16 +166,24 @@ def _side(workload: Workload) -> ModuleType:
     return load(workload.framework, f"frontends.{workload.framework}.reference")
 
 
+def _whole_params(job: Job, workload: Workload) -> Any:
+    """The parameters of a torch model over a mesh all of whose ranks run in this process; None: its own will do."""
+    if workload.plain is None or workload.framework != "torch" or job.engine == "distributed":
+        return None
+    _, model = workload.plain
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
 def _timed_steps(
-    job: Job, workload: Workload, pipeline: Pipeline, host: Host
+    job: Job, workload: Workload, pipeline: Pipeline, host: Host, params: Any
 ) -> tuple[list[float], int]:
     """Seconds of each step, from all ranks ready to all ranks done, and the peak of memory."""
-    host.wait(pipeline.loss_and_grads(workload.batch, step=0))
+    host.wait(pipeline.loss_and_grads(workload.batch, params, step=0))
     host.reset_peak()
     seconds: list[float] = []
     for _ in range(job.steps):
         started = time.perf_counter()
-        host.wait(pipeline.loss_and_grads(workload.batch, step=0))
+        host.wait(pipeline.loss_and_grads(workload.batch, params, step=0))
         seconds.append(time.perf_counter() - started)
     return seconds, host.peak_bytes()
 

@@ -46,6 +46,11 @@ class Request:
     device: str | None = None
     timeline: bool = False
 
+    @property
+    def mesh(self) -> dict[str, int]:
+        """The mesh: stages first, so that other axes stay inside a node; empty where there are no others."""
+        return {"stage": self.num_ranks, **self.axes} if self.axes else {}
+
 
 def plan_jobs(request: Request) -> list[Job]:
     """A job for each engine and number of microbatches, in the order of backends.
@@ -90,9 +95,8 @@ def plan_jobs(request: Request) -> list[Job]:
 
 
 def mesh_of(request: Request) -> Mesh | None:
-    """The mesh of a request: stages first, so that other axes stay inside a node."""
-    axes = {"stage": request.num_ranks, **request.axes}
-    return read_mesh(axes, "stage", None) if request.axes else None
+    """The mesh of a request, if it has one."""
+    return read_mesh(request.mesh, "stage", None) if request.mesh else None
 
 
 def _rows(request: Request) -> int:

@@ -106,7 +106,7 @@ def _cut(request: Request, frontend: str | None, num_stages: int, num_microbatch
         dtype=request.dtype,
         batch_size=_batch_size(request),
         num_stages=num_stages,
-        axes=dict(request.axes),
+        mesh=request.mesh,
         changes=dict(request.changes),
     )
     workload = load_abstract(request.model, frontend, sizes, tuple(request.split) or None)
@@ -154,7 +154,7 @@ def _row(
         "model_flops_utilisation": model_seconds / (chosen.num_ranks * step),
         "peak_memory_bytes": peaks,
         "fits": max(peaks) <= hardware.memory_bytes,
-        "mesh": {"stage": chosen.num_ranks, **request.axes},
+        "mesh": request.mesh,
         "sharded_over": request.shard,
         "changes": dict(request.changes),
         "steps": step_by_step(cut.program, chosen, hardware) if request.axes else None,

@@ -66,7 +66,7 @@ def run(job: Job, channel: Channel) -> None:
 
 def _workload(job: Job, frontend: str | None, schedule: str) -> Workload:
     stages = stages_of(schedule, job.num_ranks)
-    sizes = Sizes(job.config, job.dtype, job.batch_size, stages, job.axes, job.changes)
+    sizes = Sizes(job.config, job.dtype, job.batch_size, stages, job.mesh or {}, job.changes)
     return load_workload(job.model, frontend, sizes, job.split)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from plait import models
 from plait.core_ir.errors import UsageError
+from plait.extras import Framework, load
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,18 @@ class Family:
             raise UsageError(
                 f"config {name!r} of {self.name} with {dict(changes)}: {error}"
             ) from error
+
+
+def parallel_form(
+    name: str, framework: Framework, source: str, mesh: Mapping[str, int]
+) -> tuple[ModuleType | None, dict[str, int]]:
+    """The model's source over a mesh, and the axes over which it is cut; None where the mesh has none of them: what is
+    to be done over others the compiler knows."""
+    if find_spec(f"plait.models.{name}.parallel_{source}") is None:
+        return None, {}
+    module = load(framework, f"models.{name}.parallel_{source}")
+    axes = {axis: size for axis, size in mesh.items() if axis in module.AXES}
+    return (module if axes else None), axes
 
 
 def family_names() -> tuple[str, ...]:

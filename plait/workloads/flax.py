@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 import jax
@@ -14,12 +13,13 @@ from plait.api import stage_boundary
 from plait.core_ir.op import Array
 from plait.extras import load
 from plait.models.weights import flax as weights_of
+from plait.workloads.family import parallel_form
 
 
 def build(
     name: str,
     config: Any,
-    axes: Mapping[str, int],
+    mesh: Mapping[str, int],
     cuts: Sequence[int],
     *,
     weights: Mapping[str, Array] | None,
@@ -34,22 +34,13 @@ def build(
     module = load("jax", f"models.{name}.flax")
     make = partial(_make, module.build, config, weights, dtype)
     model = nnx.eval_shape(make) if abstract else make()
-    if axes:  # state that every replica would change on its own
+    if mesh:  # state that every replica would change on its own
         model.set_attributes(training=False, raise_if_not_found=False)
-    own = _own_axes(name, axes)
+    parallel, axes = parallel_form(name, "jax", "flax", mesh)
     loss_fn = module.loss_fn
-    if own:
-        mesh = AbstractMesh(tuple(own.values()), tuple(own))
-        loss_fn = load("jax", f"models.{name}.parallel_flax").loss_fn_over(mesh)
+    if parallel is not None:
+        loss_fn = parallel.loss_fn_over(AbstractMesh(tuple(axes.values()), tuple(axes)))
     return module.loss_fn, partial(loss_fn, cuts=tuple(cuts), boundary=stage_boundary), model
-
-
-def _own_axes(name: str, axes: Mapping[str, int]) -> dict[str, int]:
-    """The axes over which the model is cut; what others do, the compiler knows."""
-    if find_spec(f"plait.models.{name}.parallel_flax") is None:
-        return {}
-    known = load("jax", f"models.{name}.parallel_flax").AXES
-    return {axis: size for axis, size in axes.items() if axis in known}
 
 
 def _make(

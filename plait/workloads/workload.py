@@ -5,6 +5,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import repeat
 from typing import Any, Literal, TypeAlias
 
@@ -37,8 +38,8 @@ class Workload:
     batch: Any
     split: Sequence[str] | None
     stream: Callable[[str, int], Iterator[Any]]
-    plain_loss_fn: Callable[..., Any] | None = None
-    """The loss of the model on one device, where `loss_fn` is that over a mesh."""
+    plain: tuple[Callable[..., Any], Any] | None = None
+    """The loss and the model on one device, where those above are over a mesh."""
 
     @property
     def framework(self) -> Framework:
@@ -48,14 +49,14 @@ class Workload:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is chosen for a named model: its config, its dtype, the rows of a batch, the number of stages, and the axes
-    of the mesh beside that of the stages, with their sizes, and other values for some fields of the config."""
+    """What is chosen for a named model: its config, its dtype, the rows of a batch, the number of stages, and the mesh,
+    of the stages first, where there are other axes, and other values for some fields of the config."""
 
     config: str
     dtype: str
     batch_size: int
     num_stages: int
-    axes: Mapping[str, int] = field(default_factory=dict)
+    mesh: Mapping[str, int] = field(default_factory=dict)
     changes: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -90,17 +91,18 @@ def load_workload(
         raise UsageError(f"unknown dtype {sizes.dtype!r}; there are: {', '.join(DTYPES)}")
     if frontend == "torch":
         side = load("torch", "workloads.torch")
-        plain, loss_fn, built = side.build(
-            model, config, sizes.axes, dtype=sizes.dtype, abstract=abstract
-        )
+        make = partial(side.build, model, config, dtype=sizes.dtype, abstract=abstract)
+        loss_fn, built = make(mesh=sizes.mesh)
+        plain = make() if sizes.mesh else None
         split = split or side.split_paths(_cuts(family, config, sizes.num_stages)) or None
     else:
         side = load("jax", "workloads.flax")
         cuts = _layers(split) if split else _cuts(family, config, sizes.num_stages)
         weights = None if abstract else _converted_weights(family, config)
-        plain, loss_fn, built = side.build(
-            model, config, sizes.axes, cuts, weights=weights, dtype=sizes.dtype, abstract=abstract
+        plain_loss, loss_fn, built = side.build(
+            model, config, sizes.mesh, cuts, weights=weights, dtype=sizes.dtype, abstract=abstract
         )
+        plain = plain_loss, built
         split = None
 
     def stream(part: str, seed: int) -> Iterator[Any]:
