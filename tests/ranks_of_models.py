@@ -1,6 +1,6 @@
 """Models that several ranks run together: what torch computes on each rank, beside what was captured of it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -73,12 +73,13 @@ def check_captured(
     mesh: Mesh,
     in_torch: Callable[[Callable[[Any, Any], Any], nn.Module, Any], Results] = eager,
     tolerance: float = 1e-5,
+    split: Sequence[str] = (),
 ) -> tuple[Captured, Results]:
     """Assert that every rank captures one program, and that run on all of them it gives what torch gives on each.
 
     A collective call. The captured model, and what torch computes on this rank, which `in_torch` gives.
     """
-    captured = capture(loss_fn, model, batch, num_microbatches=1, mesh=mesh, split=None)
+    captured = capture(loss_fn, model, batch, num_microbatches=1, mesh=mesh, split=split)
     graph = verify(captured.graph)
     texts = everywhere(print_graph(graph))
     assert texts == [texts[0]] * len(texts)

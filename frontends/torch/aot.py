@@ -92,6 +92,8 @@ SOURCE = "plait_source"
 """Key in `node.meta`: where the user wrote the node."""
 RANDOM = "plait_random"
 """Key in `node.meta` of a random op: its number."""
+PARTS = "plait_parts"
+"""Key in `node.meta` of a random op: the axes over which what it fills is cut."""
 RECOMPUTATION = "plait_recomputation"
 """Key in `node.meta`: the number of the recomputation that made the node; None for most."""
 
@@ -124,6 +126,7 @@ class Recorder:
 
     def __init__(self, module_path: Callable[[], str]) -> None:
         self._module_path = module_path
+        self.parts: tuple[str, ...] = ()
         self._next_random = 0
         self._by_sequence: dict[int, Source] = {}
 
@@ -144,6 +147,7 @@ class Recorder:
         node.meta[RECOMPUTATION] = recomputation()
         if _is_random(node.target):
             node.meta[RANDOM] = self._next_random
+            node.meta[PARTS] = self.parts
             self._next_random += 1
 
     @contextlib.contextmanager

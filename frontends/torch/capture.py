@@ -5,6 +5,7 @@ Parameters, buffers and the batch are fake while the model runs, so nothing is c
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from plait.frontends.torch import aot, checkpoint
 from plait.frontends.torch.attributes import attributes_kept
 from plait.frontends.torch.boundary import marking
 from plait.frontends.torch.devices import capture_device, device_wanted
+from plait.frontends.torch.dtensor_random import drawing
 from plait.frontends.torch.dtensors import like, local_part
 from plait.frontends.torch.dtypes import TO_TORCH, type_of
 from plait.frontends.torch.elsewhere import Stand, standing
@@ -158,6 +160,7 @@ def trace(
         stack.enter_context(stack_of_modules.following())
         stack.enter_context(marking(model, split, program.marks))
         stack.enter_context(checkpoint.following())
+        stack.enter_context(drawing(mesh, partial(setattr, recorder, "parts")))
         with mode:
             args = [_fake(leaf.type, where) for leaf in spec.leaves if leaf.type is not None]
         joint = aot.export_joint(program, args, recorder)

@@ -16,7 +16,7 @@ from plait.core_ir.build import Builder
 from plait.core_ir.errors import CaptureError, PlaitError
 from plait.core_ir.graph import UNKNOWN, Value
 from plait.core_ir.mesh import Mesh
-from plait.core_ir.ops import control
+from plait.core_ir.ops import collective, control
 from plait.core_ir.ops import random as rnd
 from plait.core_ir.types import TensorType, bool_, c128, f64, i64, u32
 from plait.frontends.torch import (
@@ -38,7 +38,7 @@ from plait.frontends.torch import (
     lower_softmax,
     lower_strided,
 )
-from plait.frontends.torch.aot import RANDOM, RECOMPUTATION, SOURCE, decomposed
+from plait.frontends.torch.aot import PARTS, RANDOM, RECOMPUTATION, SOURCE, decomposed
 from plait.frontends.torch.boundary import MARK
 from plait.frontends.torch.dtypes import type_of
 from plait.frontends.torch.extern import extern
@@ -127,7 +127,8 @@ def _lowered(
     rng_key: Value | None,
     mesh: Mesh | None,
 ) -> Any:
-    site = Site(b, _types(node), _readers(node), _key_maker(b, node, rng_key), _fakes(node), mesh)
+    new_key = _key_maker(b, node, rng_key, mesh)
+    site = Site(b, _types(node), _readers(node), new_key, _fakes(node), mesh)
     target: Any = node.target
     try:
         result = _ruled(site, node, args, kwargs, rng_key)
@@ -229,13 +230,20 @@ def _readers(node: fx.Node) -> tuple[frozenset[Any], ...]:
     return tuple(map(frozenset, readers))
 
 
-def _key_maker(b: Builder, node: fx.Node, rng_key: Value | None) -> Callable[[], Value]:
+def _key_maker(
+    b: Builder, node: fx.Node, rng_key: Value | None, mesh: Mesh | None
+) -> Callable[[], Value]:
     def new_key() -> Value:
         if rng_key is None or RANDOM not in node.meta:
             raise CaptureError(
                 f"{b.source}: {node.target} draws random numbers outside the program"
             )
-        return b(rnd.fold_in, rng_key, b.literal(node.meta[RANDOM], u32))
+        key = b(rnd.fold_in, rng_key, b.literal(node.meta[RANDOM], u32))
+        for axis in node.meta.get(PARTS, ()):
+            assert mesh is not None
+            place = b(collective.axis_index, axis=axis, size=mesh.axes[axis])
+            key = b(rnd.fold_in, key, b.convert(place, u32))
+        return key
 
     return new_key
 

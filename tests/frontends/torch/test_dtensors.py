@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -10,9 +11,12 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
+from plait.core_ir.arrays import to_numpy
 from plait.core_ir.errors import PlaitError
+from plait.core_ir.interpret_ranks import interpret_ranks
 from plait.core_ir.mesh import Mesh
 from plait.core_ir.types import TensorType, f32
+from plait.core_ir.verify import verify
 from plait.frontends.captured import Captured
 from plait.frontends.torch.capture import capture
 
@@ -104,3 +108,24 @@ def test_a_mesh_that_has_no_such_axis(mesh: DeviceMesh) -> None:
 def test_the_axis_of_the_stages(mesh: DeviceMesh) -> None:
     weight = distribute_tensor(WEIGHT, mesh["stage"], [Shard(0)], src_data_rank=None)
     refused(weight, "along 'stage', the axis of the stages")
+
+
+@pytest.mark.parametrize("placement", [Replicate(), Shard(0), Shard(1)])
+def test_random_numbers_differ_where_a_tensor_is_cut(mesh: DeviceMesh, placement: Any) -> None:
+    def loss_fn(model: Matrix, x: Tensor) -> tuple[Tensor, Tensor]:
+        whole = DTensor.from_local(x, mesh["model"], [Replicate()], run_check=False)
+        dropped = torch.dropout(whole.redistribute(placements=[placement]), 0.5, True)
+        return model(x).square().mean(), dropped.to_local()
+
+    model, x = Matrix(WEIGHT), torch.ones(8, 8)
+    found = capture(loss_fn, model, x, num_microbatches=1, mesh=MESH, split=None, has_aux=True)
+    given = [to_numpy(WEIGHT), to_numpy(x), np.zeros(2, np.uint32), np.float32(1)]
+    results = interpret_ranks(verify(found.graph), [given] * 8, MESH.axes)
+    (position,) = [n for n, port in enumerate(found.graph.output_ports) if port.role == "aux"]
+    drawn = {
+        tuple(place.items()): r[position] for place, r in zip(MESH.places(), results, strict=True)
+    }
+    kinds = {place[-1]: mask.tobytes() for place, mask in drawn.items()}
+    assert all(mask.tobytes() == kinds[place[-1]] for place, mask in drawn.items())
+    assert len(set(kinds.values())) == (1 if placement.is_replicate() else 2)
+    assert all(set(np.unique(mask)) == {0.0, 2.0} for mask in drawn.values())
