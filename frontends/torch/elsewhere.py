@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from plait.core_ir.mesh import Mesh, Place
 from plait.frontends.torch.groups import known_axes, rank_in
-from plait.frontends.torch.replacing import replaced
+from plait.frontends.torch.replacing import Functions, replaced
 
 _get_coordinate = DeviceMesh.get_coordinate
 _get_rank, _get_group_rank = distributed_c10d.get_rank, distributed_c10d.get_group_rank
@@ -90,7 +90,7 @@ def standing(stand: Stand) -> Iterator[None]:
         (DeviceMesh, "get_coordinate"): stand.coordinate,
         (DeviceMesh, "_sym_get_coordinate"): coordinate_along,
     }
-    functions: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    functions: Functions = {
         "get_rank": (_get_rank, stand.get_rank),
         "get_group_rank": (_get_group_rank, stand.get_group_rank),
     }

@@ -6,7 +6,7 @@ k-th rank after it, all send.
 NOTE: `permute_tensor` is private. Tested with torch 2.13.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 
 from plait.core_ir.errors import CaptureError
-from plait.frontends.torch.replacing import replaced
+from plait.frontends.torch.replacing import Functions, replaced
 from plait.frontends.torch.sources import calling_source
 
 
@@ -104,7 +104,7 @@ def _turn(send: Any, receive: Any) -> int | None:
 @contextmanager
 def permuting() -> Iterator[None]:
     """Inside, what ranks send to one another is `permute_ranks`."""
-    functions: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    functions: Functions = {
         "permute_tensor": (functional.permute_tensor, _permute_tensor),
         "batch_isend_irecv": (distributed_c10d.batch_isend_irecv, _batch_isend_irecv),
     }

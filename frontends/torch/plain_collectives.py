@@ -15,6 +15,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import Tensor
 from torch.distributed import distributed_c10d
+from torch.distributed.nn import functional as differentiable
 
 from plait.core_ir.errors import UnsupportedError
 from plait.frontends.torch.permute import Sent
@@ -137,8 +138,16 @@ def _replacing(plain: Callable[..., None]) -> Callable[..., Sent | None]:
 
 @contextmanager
 def functional_forms() -> Iterator[None]:
-    """Inside, collectives of `torch.distributed` that write into tensors are functional ones and copies."""
+    """Inside, collectives of `torch.distributed` that write into tensors are functional ones and copies.
+
+    So those of `torch.distributed.nn`, which are made of them, can be traced, though they say that they cannot.
+    """
     originals = vars(distributed_c10d)
-    known = {name: plain for name, plain in _PLAIN.items() if name in originals}
-    with replaced({n: (originals[n], _replacing(plain)) for n, plain in known.items()}):
+    functions = {n: (originals[n], _replacing(f)) for n, f in _PLAIN.items() if n in originals}
+    refusing = differentiable._not_supported_under_compile
+    with replaced({**functions, "_not_supported_under_compile": (refusing, _pass)}):
         yield
+
+
+def _pass(*_: Any, **__: Any) -> None:
+    """Do nothing."""

@@ -2,24 +2,28 @@
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from types import ModuleType
-from typing import Any
-from unittest import mock
+from typing import Any, TypeAlias
+
+Functions: TypeAlias = Mapping[str, tuple[Callable[..., Any], Callable[..., Any]]]
+"""By name, what is there and what stands in for it."""
 
 
 @contextmanager
-def replaced(
-    functions: Mapping[str, tuple[Callable[..., Any], Callable[..., Any]]],
-) -> Iterator[None]:
-    """Inside, a function stands in for another of a name in every module that has it, imported from elsewhere or not.
-
-    functions: by name, what is there and what stands in for it.
-    """
-    with ExitStack() as stack:
-        for module in [m for m in sys.modules.values() if isinstance(m, ModuleType)]:
-            held = vars(module)
-            for name, (original, other) in functions.items():
-                if held.get(name) is original:
-                    stack.enter_context(mock.patch.dict(held, {name: other}))
+def replaced(functions: Functions) -> Iterator[None]:
+    """Inside, a function stands in for another of a name in every module that has it, its own or imported."""
+    modules = [m for m in list(sys.modules.values()) if isinstance(m, ModuleType)]
+    held = [
+        (vars(module), name)
+        for module in modules
+        for name, (original, _) in functions.items()
+        if vars(module).get(name) is original
+    ]
+    try:
+        for table, name in held:
+            table[name] = functions[name][1]
         yield
+    finally:
+        for table, name in held:
+            table[name] = functions[name][0]

@@ -10,6 +10,7 @@ import torch.distributed._functional_collectives as functional
 from ranks_of_models import check_captured
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.nn import functional as differentiable
 
 from plait.core_ir.mesh import Mesh
 
@@ -133,6 +134,13 @@ def models(mesh: DeviceMesh) -> dict[str, Callable[[Tensor], Tensor]]:
         "turned": lambda x: turned(x, outer),
         "passed on": lambda x: passed_on(x, inner),
         "copied, then summed": lambda x: Summed.apply(Copied.apply(x, inner).sin(), inner),
+        "nn sum": lambda x: differentiable.all_reduce(x, group=inner),
+        "nn scatter": lambda x: differentiable.reduce_scatter(
+            x.new_empty(2, 8), list(x.chunk(2)), group=inner
+        ),
+        "nn exchange": lambda x: differentiable.all_to_all_single(
+            torch.empty_like(x), x, group=outer
+        ),
         "gathered": lambda x: gathered(x, inner),
         "listed": lambda x: listed(x, outer),
         "exchanged": lambda x: exchanged(x, inner),
