@@ -1,10 +1,12 @@
 """Meshes of ranks: axes by name, where a rank stands on them, and how arrays lie over them.
 
 Ranks stand in a mesh in row-major order: along the last axis they are next to each other. Along one axis stand the
-stages. What the others are for is known by two properties, and an axis may have both, one, or none:
+stages. What the others are for is known by properties; an axis may have both of the first two, one, or none:
 
 - a *data axis* cuts each microbatch: ranks along it run parts of their own, and what they give is added up;
-- a *named axis* is named by the program, in collectives or in the layouts of its parameters.
+- a *named axis* is named by the program, in collectives or in the layouts of its parameters;
+- an *auto axis* is neither: types are whole along it, and the backend's compiler partitions what it likes over it, as
+  annotations of the program and placements of its parameters ask.
 """
 
 import math
@@ -31,6 +33,7 @@ class Mesh:
 
     partial_grads: parameters whose gradients, as a program gives them, are still to be summed over other axes than
     those of data, and these axes.
+    placements: how parameters lie over auto axes.
     """
 
     axes: Mapping[str, int]
@@ -38,6 +41,8 @@ class Mesh:
     data_axes: tuple[str, ...] = ()
     named_axes: tuple[str, ...] = ()
     partial_grads: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    auto_axes: tuple[str, ...] = ()
+    placements: Mapping[str, Layout] = field(default_factory=dict)
 
     @property
     def num_ranks(self) -> int:
@@ -53,6 +58,11 @@ class Mesh:
     def other_axes(self) -> tuple[str, ...]:
         """All axes but that of the stages, in the mesh's order."""
         return tuple(axis for axis in self.axes if axis != self.stage_axis)
+
+    @cached_property
+    def manual_axes(self) -> tuple[str, ...]:
+        """The other axes but for auto ones: ranks along them are told what to do each."""
+        return tuple(axis for axis in self.other_axes if axis not in self.auto_axes)
 
     def places(self) -> Iterator[dict[str, int]]:
         """Where each rank stands, from rank 0 on."""

@@ -38,6 +38,8 @@ class Leaf:
     role: Literal["param", "buffer"]
     trainable: bool
     layout: Layout = ()
+    placement: Layout = ()
+    """How it lies over axes that are left to the compiler, along which `type` is whole."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +71,18 @@ class Captured:
     pack_state: Callable[[Mapping[str, Any]], Any]
     notes: Sequence[str] = field(default=())
     batch_axes: frozenset[str] = frozenset()
+    annotated: Mapping[str, str] = field(default_factory=dict)
+    """The axes that the model leaves to the compiler's own partitioning, and what of the model says so."""
 
     @cached_property
     def layouts(self) -> dict[str, Layout]:
         """How parameters and buffers that are cut lie over ranks."""
         return {leaf.name: leaf.layout for leaf in self.leaves if axes_of(leaf.layout)}
+
+    @cached_property
+    def placements(self) -> dict[str, Layout]:
+        """How parameters lie over axes that are left to the compiler."""
+        return {leaf.name: leaf.placement for leaf in self.leaves if axes_of(leaf.placement)}
 
     @cached_property
     def named_axes(self) -> frozenset[str]:

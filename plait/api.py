@@ -14,6 +14,7 @@ from plait.core_ir.errors import (
     CaptureError,
     NotBuiltError,
     ScheduleError,
+    UnsupportedError,
     UsageError,
 )
 from plait.core_ir.hardware import Hardware
@@ -79,8 +80,10 @@ def compile(
     mesh: axes with their sizes: a dict, {"stage": 2, "data": 2}, a torch DeviceMesh or a JAX Mesh. Ranks stand in it in
         row-major order. Along `stage_axis` stand the stages. An axis that the model's collectives or the layouts of
         its parameters name is the model's own: the batch is whole along it, and what ranks compute is what the model
-        says. Every other axis is data parallel: each microbatch is cut once more, and losses and gradients are those of
-        all parts.
+        says. An axis that a JAX model's sharding annotations (`with_sharding_constraint`, nnx metadata) or the
+        NamedShardings of its parameters name is left to XLA: the batch is whole along it, and XLA partitions over it
+        what it likes. Every other axis is data parallel: each microbatch is cut once more, and losses and gradients are
+        those of all parts.
     data_axes: the axes along which microbatches are cut, where they are not the ones that the model does not name. For
         a torch model whose experts lie along an axis over which its tokens lie too: gradients of parameters that the
         axis cuts are as captured, those of others are added up along it.
@@ -143,6 +146,7 @@ def compile(
         if guess and mesh is not None:
             mesh = _without_axes_of(model, framework, mesh)
         captured, mesh = _capture_on(mesh, capture, num_microbatches, guess=guess)
+        _check_annotated(captured, options.backend)
         program = _program_of(captured, passes or DEFAULT_PASSES, mesh)
         _check_sharded(program, options.engine)
         chosen = schedule_for(program, schedule, num_ranks, num_microbatches)
@@ -226,6 +230,15 @@ def _program_of(captured: Captured, passes: Passes, mesh: Mesh | None = None) ->
     )
 
 
+def _check_annotated(captured: Captured, backend: str) -> None:
+    for axis, where in captured.annotated.items():
+        if backend != "jax":
+            raise UnsupportedError(
+                f"{where} leaves axis {axis!r} to XLA's partitioning, which the {backend} backend does not have; use "
+                'backend="jax", or write what ranks do by shard_map'
+            )
+
+
 def _check_sharded(program: Program, engine: str) -> None:
     if program.sharded_stages is not None and engine != "distributed":
         raise NotBuiltError(
@@ -261,18 +274,24 @@ def _capture_on(
         if not guess or not mesh.data_axes:
             raise
         captured = run(replace(mesh, data_axes=()))
-        if not captured.named_axes:
+        if not captured.named_axes and not captured.annotated:
             raise
         mesh = replace(mesh, data_axes=())
-    named = captured.named_axes
+    named, annotated = captured.named_axes, captured.annotated
     twice = [axis for axis in mesh.data_axes if axis in named]
     if captured.framework == "jax" and twice and not guess:
         raise UsageError(
             f"data_axes names {', '.join(map(repr, twice))}, over which the model's own shard_map runs: its specs say "
             "how the batch lies; take it out of data_axes"
         )
+    both = [axis for axis in mesh.data_axes if axis in annotated]
+    if both and not guess:
+        raise UsageError(
+            f"data_axes names {', '.join(map(repr, both))}, which {annotated[both[0]]} leaves to XLA's partitioning: "
+            "the batch is whole along it; take it out of data_axes"
+        )
     if guess:
-        own = named - captured.batch_axes
+        own = {*(named - captured.batch_axes), *annotated}
         found = tuple(axis for axis in mesh.other_axes if axis not in own)
         if found != mesh.data_axes:
             mesh = replace(mesh, data_axes=found)
@@ -282,6 +301,8 @@ def _capture_on(
         mesh,
         named_axes=tuple(axis for axis in mesh.other_axes if axis in named),
         partial_grads=partial_grads,
+        auto_axes=tuple(axis for axis in mesh.other_axes if axis in annotated),
+        placements=captured.placements,
     )
     return replace(captured, graph=graph), mesh
 

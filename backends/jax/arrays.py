@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from numpy.typing import NDArray
 
+from plait.backends.jax.private import own_context
 from plait.backends.jax.submesh import Spread, Spreads, Submesh
 from plait.core_ir.arrays import is_torch, to_numpy
 from plait.core_ir.types import TensorType
@@ -30,10 +31,12 @@ class JaxArrays:
         self._submeshes, self._spreads = tuple(submeshes), spreads or Spreads()
         self._add = jax.jit(jnp.add, donate_argnums=0)
 
-    def zeros(self, type: TensorType, stage: int) -> jax.Array:
-        """Zeros of a type, on each device."""
+    def zeros(self, type: TensorType, stage: int) -> jax.Array | Given:
+        """Zeros of a type, on each device; on auto axes they lie nowhere yet, until something is added or they move."""
         spread = self._spreads.by_device
         whole = self._submeshes[stage].type(type, spread)
+        if self._spreads.has_auto:
+            return Given(np.broadcast_to(np.zeros((), whole.dtype.numpy), whole.shape), spread)
         return self.put(np.zeros(whole.shape, whole.dtype.numpy), stage, spread)
 
     def scalar(self, number: float, type: TensorType, stage: int) -> jax.Array:
@@ -44,9 +47,11 @@ class JaxArrays:
         """A u32[2] key, or one for each part of a microbatch."""
         return self.put(words, stage, self._spreads.by_part)
 
-    def add(self, total: jax.Array, part: jax.Array) -> jax.Array:
+    def add(self, total: jax.Array | Given, part: jax.Array) -> jax.Array:
         """total + part; `total` is donated."""
-        with jax.enable_x64(True):
+        if isinstance(total, Given):
+            total = jax.device_put(total.array, part.sharding)
+        with own_context():
             added: jax.Array = self._add(total, part)
         return added
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 import jax
 
 from plait.backends.jax.emit import emit
-from plait.backends.jax.private import shape_struct
-from plait.backends.jax.submesh import Spread, Spreads, Submesh
+from plait.backends.jax.private import own_context, shape_struct
+from plait.backends.jax.settled import Settled, in_order
+from plait.backends.jax.submesh import Spread, Submesh
 from plait.backends.parts import PartedTask, cut_pair
 from plait.core_ir.graph import Graph
 from plait.core_ir.passes.structure import graph_digest
-from plait.core_ir.program import Program
+from plait.core_ir.program import Program, TaskKind
 from plait.core_ir.types import TensorType
 
 COMPILER_OPTIONS: dict[str, str | bool] = {"xla_allow_excess_precision": False}
@@ -33,15 +34,17 @@ class CompiledTask:
     Attributes
     ----------
     compile_seconds: what compiling took now; 0.0 where an artifact of an equal graph was there.
+    gives: how outputs are spread.
     """
 
     graph: Graph
     submesh: Submesh
     compile_seconds: float
     executable: jax.stages.Compiled = field(repr=False)
+    gives: tuple[Spread, ...] = ()
 
     def __call__(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
-        with jax.enable_x64(True):
+        with own_context():
             return list(self.executable(*arrays))
 
 
@@ -50,11 +53,12 @@ def compile_task(
     *,
     submesh: Submesh | None = None,
     reads: Sequence[Spread] | None = None,
-    gives: Sequence[Spread] | None = None,
+    gives: Sequence[Spread | None] | None = None,
 ) -> CompiledTask:
     """Compile a graph for one submesh (default: the first device), ahead of any call.
 
-    reads, gives: how inputs and outputs are spread; by default not at all.
+    reads, gives: how inputs and outputs are spread; by default not at all. An output for which None stands is led, and
+    the compiler chooses how it lies over auto axes.
 
     Raises UnsupportedError where an equation cannot be emitted, with the user's line.
     """
@@ -71,7 +75,9 @@ def compile_task(
     _artifacts[key] = executable
     if len(_artifacts) > _MOST_KEPT:
         _artifacts.popitem(last=False)
-    return CompiledTask(graph, submesh, seconds, executable)
+    found = zip(gives, executable.output_shardings, strict=True)
+    spreads = tuple(submesh.spread(s) if given is None else given for given, s in found)
+    return CompiledTask(graph, submesh, seconds, executable, spreads)
 
 
 def compile_function(
@@ -79,48 +85,58 @@ def compile_function(
     types: Sequence[TensorType],
     submesh: Submesh,
     reads: Sequence[Spread],
-    gives: Sequence[Spread],
+    gives: Sequence[Spread | None],
 ) -> jax.stages.Compiled:
     """Compile what each device of a submesh runs; types are those of a device's values."""
-    with jax.enable_x64(True):
+    with own_context(submesh.mesh if submesh.auto else None):
         wholes = [(submesh.type(t, s), s) for t, s in zip(types, reads, strict=True)]
         operands = [shape_struct(t.shape, t.dtype.numpy, submesh.sharding(s)) for t, s in wholes]
         # An input that nothing reads stays an input: callers pass all of them.
         jitted = jax.jit(
             submesh.over(function, reads, gives),
             keep_unused=True,
-            out_shardings=tuple(map(submesh.sharding, gives)),
+            out_shardings=tuple(None if s is None else submesh.sharding(s) for s in gives),
         )
         return jitted.lower(*operands).compile(compiler_options=COMPILER_OPTIONS)
 
 
-def compile_of_stage(graph: Graph, submesh: Submesh, spreads: Spreads) -> CompiledTask:
-    """Compile a task whose ports say how its values are spread."""
-    reads = [spreads.of(port) for port in graph.input_ports]
-    gives = [spreads.of(port) for port in graph.output_ports]
-    return compile_task(graph, submesh=submesh, reads=reads, gives=gives)
+def compile_stages(
+    settled: Settled, submeshes: Sequence[Submesh]
+) -> dict[tuple[int, TaskKind], CompiledTask]:
+    """Compile F, I and W of each stage for its submesh, and settle how what they make lies."""
+    tasks: dict[tuple[int, TaskKind], CompiledTask] = {}
+    for stage, kind, graph in in_order(settled.program):
+        task = compile_task(
+            graph,
+            submesh=submeshes[stage],
+            reads=settled.given(stage, graph),
+            gives=[settled.of(stage, port) for port in graph.output_ports],
+        )
+        settled.note(stage, graph, task.gives)
+        tasks[stage, kind] = task
+    return tasks
 
 
 def compile_pair(
-    program: Program, pair: tuple[int, int], submesh: Submesh, spreads: Spreads
+    program: Program, pair: tuple[int, int], submesh: Submesh, settled: Settled
 ) -> PartedTask:
     """Compile the F&B task of a pair in its parts; the ports of its halves say how its values are spread."""
     forward, backward = pair
-    halves = (program.task(backward, "B"), program.task(forward, "F"))
-    reads = [spreads.of(port) for half in halves for port in half.input_ports]
-    gives = [spreads.of(port) for half in halves for port in half.output_ports]
+    halves = ((backward, program.task(backward, "B")), (forward, program.task(forward, "F")))
+    reads = [spread for stage, half in halves for spread in settled.given(stage, half)]
+    gives = [settled.of(stage, port) for stage, half in halves for port in half.output_ports]
     parts, messages = cut_pair(program, pair)
     spread = dict(enumerate(reads))
     tasks = []
     for part in parts:
         made = range(len(spread), len(spread) + len(part.graph.outputs))
         ready = {place: gives[number] for number, place in part.outputs}
-        spread.update((place, ready.get(place, spreads.by_device)) for place in made)
         task = compile_task(
             part.graph,
             submesh=submesh,
             reads=[spread[number] for number in part.operands],
-            gives=[spread[number] for number in made],
+            gives=[ready.get(place, settled.between) for place in made],
         )
+        spread.update(zip(made, task.gives, strict=True))
         tasks.append(task)
     return PartedTask(parts, tuple(tasks), messages)

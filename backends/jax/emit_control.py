@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import jax
 from jax import lax
 
+from plait.backends.jax.emit_annotation import ANNOTATION, annotated
 from plait.backends.jax.private import barrier
 from plait.backends.jax.rule import Emit, Emitter, Table
 from plait.core_ir import externs
@@ -76,6 +77,8 @@ def _extern(eqn: Eqn, operands: Arrays) -> Arrays:
             f"{eqn.source}: the JAX backend cannot run {target}, an op of {framework} that has no lowering; "
             f'use ops that have one, or backend="{framework}"'
         )
+    if target == ANNOTATION:
+        return annotated(eqn, operands)
     call = externs.lookup(target, eqn.attrs["spec"])
     wide = any(v.type.dtype.itemsize == 8 for v in (*eqn.operands, *eqn.results))
     with jax.enable_x64(wide):  # as it was when the function was captured

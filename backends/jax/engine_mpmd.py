@@ -12,14 +12,16 @@ import jax
 import jax.numpy as jnp
 
 from plait.backends.jax.arrays import JaxArrays
-from plait.backends.jax.compile import compile_of_stage, compile_pair
+from plait.backends.jax.compile import compile_pair, compile_stages
 from plait.backends.jax.devices import beside
+from plait.backends.jax.private import own_context
+from plait.backends.jax.settled import Settled
 from plait.backends.jax.submesh import Spreads, Submesh, submeshes
 from plait.backends.jax.whole import Whole
 from plait.backends.messages import largest_messages, stage_elsewhere
 from plait.backends.order import linear_order
 from plait.backends.parts import pairs_here
-from plait.backends.runtime import Plan, Spans, StepInputs, StepOutputs, task_graphs
+from plait.backends.runtime import Plan, Spans, StepInputs, StepOutputs
 from plait.backends.spans import by_rank, dispatch
 from plait.backends.step import Step, add_shared
 from plait.backends.timing import TaskTimer, median_seconds, task_times
@@ -58,12 +60,10 @@ class MpmdEngine:
         spreads = Spreads(mesh, layouts or {})
         self._whole = None if mesh is None else Whole(program, mesh, spreads, placed)
         self.arrays = JaxArrays([Submesh(submesh.devices[:1]) for submesh in placed])
-        tasks = {
-            (stage, kind): compile_of_stage(graph, placed[stage], spreads)
-            for stage, kind, graph in task_graphs(program, self.stages)
-        }
+        settled = Settled(program, spreads)
+        tasks = compile_stages(settled, placed)
         pairs = {
-            pair: compile_pair(program, pair, placed[pair[0]], spreads)
+            pair: compile_pair(program, pair, placed[pair[0]], settled)
             for pair in pairs_here(program, self.stages)
         }
         arrays = self.arrays if mesh is None else JaxArrays(placed, spreads)
@@ -83,7 +83,7 @@ class MpmdEngine:
 
     def run(self, inputs: StepInputs) -> StepOutputs:
         """One step, dispatched; the arrays it gives may still be computed. Gradients lie beside their parameters."""
-        with jax.enable_x64(True):
+        with own_context():
             step = Step(self._plan, self._spread(inputs))
             for action in self._order:
                 if inputs.backward or action.kind.forward:
@@ -99,7 +99,7 @@ class MpmdEngine:
     def profile(self, inputs: StepInputs) -> Times:
         """Times of some steps run task by task, each waited for, and of moves between devices."""
         timer = TaskTimer(jax.block_until_ready)
-        with jax.enable_x64(True):
+        with own_context():
             for step in timer.steps(self._plan, self._spread(inputs)):
                 for action in self._order:
                     step.compute(action)
@@ -114,7 +114,7 @@ class MpmdEngine:
         for grad in self.run(inputs).grads.values():
             grad.block_until_ready()
         began = time.perf_counter()
-        with jax.enable_x64(True):
+        with own_context():
             step = Step(self._plan, self._spread(inputs))
             spans = dispatch(step, self._order, self._placement, jax.block_until_ready)
         return by_rank(spans, self._placement, began)

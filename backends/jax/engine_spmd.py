@@ -18,7 +18,7 @@ from plait.backends.jax.arrays import JaxArrays
 from plait.backends.jax.compile import COMPILER_OPTIONS
 from plait.backends.jax.devices import beside, devices_for
 from plait.backends.jax.engine_mpmd import MpmdEngine
-from plait.backends.jax.private import shape_struct, spec
+from plait.backends.jax.private import own_context, shape_struct, spec
 from plait.backends.jax.spmd.plan import Plan, make_plan
 from plait.backends.jax.spmd.pools import PHASES, collect_pools
 from plait.backends.jax.spmd.program import rank_program
@@ -99,7 +99,7 @@ class SpmdEngine:
         """One step; the arrays it gives may still be computed. Gradients lie beside their parameters."""
         self._check_count(inputs)
         compiled = self._program_for(backward=inputs.backward)
-        with jax.enable_x64(True):
+        with own_context():
             given = inputs if self._whole is None else self._whole.inputs(inputs)
             pools = gather(compiled.over_ranks, [packer(given) for packer in compiled.packers])
             results = compiled.executable(compiled.table, pools)
@@ -156,7 +156,7 @@ class SpmdEngine:
     def _program_for(self, *, backward: bool) -> _Compiled:
         if backward not in self._compiled:
             started = time.perf_counter()
-            with jax.enable_x64(True):
+            with own_context():
                 self._compiled[backward] = self._compile(PHASES if backward else ("F",))
             self.compile_seconds += time.perf_counter() - started
         return self._compiled[backward]

@@ -1,13 +1,14 @@
 """The one place that names private, semi-private or untyped parts of JAX. Tested with jax 0.10.2."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import jax
 import numpy as np
 from jax import lax
 from jax.extend.random import threefry2x32_p
-from jax.sharding import PartitionSpec, Sharding
+from jax.sharding import Mesh, PartitionSpec, Sharding
 
 
 def threefry_block(
@@ -52,6 +53,20 @@ def exchange(x: jax.Array, axis: str, split: int, concat: int, *, tiled: bool = 
     """Part i of x along dimension `split` on rank i of a mesh axis; what a rank gets is joined along `concat`."""
     got: jax.Array = lax.all_to_all(x, axis, split, concat, tiled=tiled)  # type: ignore[no-untyped-call]
     return got
+
+
+def constrain(x: jax.Array, dims: Sequence[Any]) -> jax.Array:
+    """x, annotated for the mesh in context: for each dim axes, None, or UNCONSTRAINED."""
+    spec = PartitionSpec(*dims)  # type: ignore[no-untyped-call]
+    constrained: jax.Array = lax.with_sharding_constraint(x, spec)  # type: ignore[no-untyped-call]
+    return constrained
+
+
+@contextmanager
+def own_context(mesh: Mesh | None = None) -> Iterator[None]:
+    """A context with 64-bit types and this mesh, or none: not the one the user has set, whose devices are others."""
+    with jax.enable_x64(True), jax.set_mesh(mesh):
+        yield
 
 
 def spec(*axes: str | tuple[str, ...]) -> PartitionSpec:

@@ -3,11 +3,15 @@
 What tasks exchange may differ from device to device, so on a submesh it stands in one array with a dim in front, along
 which each device has one entry; parameters and buffers stand there whole, cut as their layouts say. On one device
 arrays are what the types say.
+
+Along auto axes all devices have one entry together, and how that lies over them is the compiler's to choose, but for
+parameters, their gradients, and what leaves the tasks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import zip_longest
 
 import jax
 import numpy as np
@@ -26,11 +30,19 @@ from plait.core_ir.types import TensorType
 class Spread:
     """How the values that a submesh's devices hold make up one array.
 
-    layout: which axes cut the array's dims. is_led: whether a dim stands before those of the type.
+    layout: which axes cut the array's dims. is_led: whether a dim stands before those of the type. placement: which
+    auto axes cut the dims of the type.
     """
 
     layout: Layout = ()
     is_led: bool = False
+    placement: Layout = ()
+
+    @property
+    def cuts(self) -> Layout:
+        """All axes that cut the array's dims."""
+        placement = ((), *self.placement) if self.is_led else self.placement
+        return tuple(a + b for a, b in zip_longest(self.layout, placement, fillvalue=()))
 
 
 @dataclass(frozen=True)
@@ -43,7 +55,7 @@ class Spreads:
     @cached_property
     def rows(self) -> Spread:
         """An array whose dim 0 the devices hold parts of, one after the other."""
-        return Spread((() if self.mesh is None else self.mesh.other_axes,))
+        return Spread((() if self.mesh is None else self.mesh.manual_axes,))
 
     @cached_property
     def by_device(self) -> Spread:
@@ -59,11 +71,33 @@ class Spreads:
         """Of a parameter or a buffer."""
         return self.layouts.get(name, ())
 
+    def param(self, name: str) -> Spread:
+        """Of a parameter or a buffer, whole."""
+        return Spread(self.layout(name), placement=self._placement(name))
+
+    def gradient(self, name: str) -> Spread:
+        """Of a parameter's gradient, of which each device has its own."""
+        return replace(self.by_device, placement=self._placement(name))
+
+    def _placement(self, name: str) -> Layout:
+        return () if self.mesh is None else self.mesh.placements.get(name, ())
+
+    def is_placed(self, name: str) -> bool:
+        """Whether it is known how a parameter lies over auto axes."""
+        return bool(self._placement(name))
+
+    @property
+    def has_auto(self) -> bool:
+        """Whether the compiler chooses how some values lie."""
+        return self.mesh is not None and bool(self.mesh.auto_axes)
+
     def of(self, port: Port) -> Spread:
         """Of what stands at a port of a task."""
         match port.role:
             case "param" | "buffer" | "buffer_update":
-                return Spread(self.layout(port.name))
+                return self.param(port.name)
+            case "param_grad":
+                return self.gradient(port.name)
             case "batch" | "rng_key":
                 return self.by_part
             case "loss_grad":
@@ -73,16 +107,27 @@ class Spreads:
 
 @dataclass(frozen=True)
 class Submesh:
-    """Devices in the order of ranks. mesh: them over the other axes; None: one device, on which nothing is spread."""
+    """Devices in the order of ranks. mesh: them over the other axes; None: one device, on which nothing is spread.
+    auto: the axes that are left to the compiler."""
 
     devices: tuple[jax.Device, ...]
     mesh: Mesh | None = None
+    auto: tuple[str, ...] = ()
 
     def sharding(self, spread: Spread) -> Sharding:
         """Where the parts of a spread array lie."""
         if self.mesh is None:
             return SingleDeviceSharding(self.devices[0])
-        return NamedSharding(self.mesh, spec(*spread.layout))
+        return NamedSharding(self.mesh, spec(*spread.cuts))
+
+    def spread(self, sharding: Sharding) -> Spread:
+        """The spread of a led array that lies so."""
+        if not isinstance(sharding, NamedSharding):
+            return Spread()
+        dims = [over if isinstance(over, tuple) else (over,) for over in sharding.spec]
+        cuts = tuple(tuple(axis for axis in over if axis is not None) for over in dims)
+        manual = tuple(axis for axis in sharding.mesh.axis_names if axis not in self.auto)
+        return Spread((manual,), is_led=True, placement=cuts[1:])
 
     def where(self, spread: Spread) -> Sharding | jax.Device:
         """The same for `device_put`, to which a device says as much as a sharding over it, and sooner."""
@@ -100,9 +145,9 @@ class Submesh:
         self,
         function: Callable[..., tuple[jax.Array, ...]],
         reads: Sequence[Spread],
-        gives: Sequence[Spread],
+        gives: Sequence[Spread | None],
     ) -> Callable[..., tuple[jax.Array, ...]]:
-        """What every device runs on its own values, as a function of spread arrays."""
+        """What every device runs on its own values, as a function of spread arrays. gives: None is led."""
         if self.mesh is None:
             return function
 
@@ -110,17 +155,29 @@ class Submesh:
             own = [
                 lax.squeeze(x, (0,)) if s.is_led else x for x, s in zip(arrays, reads, strict=True)
             ]
-            results = zip(function(*own), gives, strict=True)
+            results = zip(function(*own), given, strict=True)
             return tuple(lax.expand_dims(y, (0,)) if s.is_led else y for y, s in results)
+
+        manual = frozenset(self.mesh.axis_names) - {*self.auto}
+        given = [self._chosen if s is None else s for s in gives]
+        if not manual:
+            return on_a_device
 
         # What varies along an axis is not tracked: tasks hold no derivatives to which a sum could be added.
         return jax.shard_map(
             on_a_device,
             mesh=self.mesh,
             in_specs=tuple(spec(*s.layout) for s in reads),
-            out_specs=tuple(spec(*s.layout) for s in gives),
+            out_specs=tuple(spec(*s.layout) for s in given),
+            axis_names=manual,
             check_vma=False,
         )
+
+    @property
+    def _chosen(self) -> Spread:
+        """Of what lies as the compiler chooses."""
+        assert self.mesh is not None
+        return Spread((tuple(a for a in self.mesh.axis_names if a not in self.auto),), is_led=True)
 
 
 def submeshes(mesh: core_mesh.Mesh | None, devices: Sequence[jax.Device]) -> tuple[Submesh, ...]:
@@ -134,15 +191,19 @@ def submeshes(mesh: core_mesh.Mesh | None, devices: Sequence[jax.Device]) -> tup
     grid[:] = devices_for(mesh.num_ranks, devices)
     grid = grid.reshape(tuple(mesh.axes.values()))
     own = np.moveaxis(grid, list(mesh.axes).index(mesh.stage_axis), 0)
-    return tuple(Submesh(tuple(part.flat), Mesh(part, mesh.other_axes)) for part in own)
+    return tuple(
+        Submesh(tuple(part.flat), Mesh(part, mesh.other_axes), mesh.auto_axes) for part in own
+    )
 
 
 def entries(x: jax.Array) -> list[jax.Array]:
-    """What each device holds of an array whose dim 0 is cut over all of them, in order."""
+    """What each device holds of an array whose dim 0 is cut over devices, in order; one where several hold the same."""
     if x.sharding.num_devices == 1:
         return [x]
-    shards = sorted(x.addressable_shards, key=lambda shard: shard.index[0].start or 0)
-    return [shard.data for shard in shards]
+    found: dict[int, jax.Array] = {}
+    for shard in x.addressable_shards:
+        found.setdefault(shard.index[0].start or 0, shard.data)
+    return [found[start] for start in sorted(found)]
 
 
 def joined(pieces: Sequence[jax.Array], sharding: Sharding) -> jax.Array:

@@ -16,7 +16,7 @@ import numpy as np
 
 from plait.backends.jax.arrays import Given, JaxArrays, on_host
 from plait.backends.jax.compile import CompiledTask, compile_task
-from plait.backends.jax.submesh import Spread, Spreads, Submesh, entries
+from plait.backends.jax.submesh import Spreads, Submesh, entries
 from plait.backends.replicas import check_replicable
 from plait.backends.runtime import StepInputs
 from plait.core_ir.arrays import array_type
@@ -47,8 +47,8 @@ class Whole:
         self._sums: dict[int, tuple[tuple[str, ...], CompiledTask]] = {}
         for stage, types in _gradients_by_stage(program).items():
             graph = sum_gradients(types, mesh, spreads)
-            reads = [spreads.by_device] * len(types)
-            gives = [Spread(spreads.layout(name)) for name in types]
+            reads = [spreads.gradient(name) for name in types]
+            gives = [spreads.param(name) for name in types]
             task = compile_task(graph, submesh=submeshes[stage], reads=reads, gives=gives)
             self._sums[stage] = tuple(types), task
 
@@ -74,11 +74,16 @@ class Whole:
                 found.update(
                     zip(
                         names,
-                        task([self._arrays.move(grads[name], stage) for name in names]),
+                        task([self._gradient(name, grads[name], stage) for name in names]),
                         strict=True,
                     )
                 )
         return found
+
+    def _gradient(self, name: str, grad: jax.Array, stage: int) -> jax.Array:
+        if self._spreads.has_auto:  # so far it may lie as the compiler chose
+            return self._arrays.put(grad, stage, self._spreads.gradient(name))
+        return self._arrays.move(grad, stage)
 
     def loss(self, loss: jax.Array) -> jax.Array:
         """The sum of the losses of all parts."""
@@ -106,7 +111,7 @@ class Whole:
                     f"{name!r} is cut over {', '.join(axes_of(layout))} and has to be given whole, as {wanted}; got "
                     f"{array_type(array)}"
                 )
-        return Given(array, Spread(layout))
+        return Given(array, self._spreads.param(name))
 
     def _parts(self, parts: Sequence[Mapping[str, Any]]) -> dict[str, Given]:
         """The leaves of all parts of one microbatch, each in one array."""
@@ -135,8 +140,8 @@ def _stacked(parts: Sequence[Any]) -> Any:
 
 
 def _first_of_parts(mesh: Mesh) -> tuple[int, ...]:
-    """For each part of a microbatch the first device of a submesh that runs it."""
-    (submesh, *_) = mesh.groups(mesh.other_axes)
+    """For each part of a microbatch the number of the first entry of a submesh's values that is of it."""
+    (submesh, *_) = mesh.groups(mesh.manual_axes)
     found: dict[int, int] = {}
     for number, rank in enumerate(submesh):
         found.setdefault(mesh.part(rank), number)

@@ -21,8 +21,9 @@ from plait.frontends.jax.layouts import Use, used_layouts
 from plait.frontends.jax.linen import boundaries_before, check_paths
 from plait.frontends.jax.lower import lower_jaxpr
 from plait.frontends.jax.marks import Marks
-from plait.frontends.jax.mesh_axes import check_axes
+from plait.frontends.jax.mesh_axes import annotated_axes, check_axes
 from plait.frontends.jax.model import ModelView, view_model
+from plait.frontends.jax.placements import placed
 from plait.frontends.jax.replicated import reduce_locally
 from plait.frontends.jax.sharded import WHOLE, Operand, sharded
 from plait.frontends.jax.trace import Traced, trace
@@ -71,6 +72,10 @@ def capture(
         leaves = _laid_out(leaves, traced, mesh)
         graph = _lower(view, data, leaves, traced, marks, mesh)
     check_paths(paths, called, marks.paths)
+    annotated = annotated_axes(graph, mesh)
+    if mesh is not None:
+        leaves, places = placed(leaves, view, mesh, graph)
+        annotated = {**places, **annotated}
     params = {leaf.name: leaf for leaf in leaves if leaf.role == "param"}
     buffers = [leaf.name for leaf in leaves if leaf.role == "buffer"]
 
@@ -94,6 +99,7 @@ def capture(
         pack_grads=lambda grads: _pack_grads(view.params, params, grads),
         pack_aux=lambda aux: _with_keys(traced.aux, [aux[name] for name in traced.aux.names]),
         pack_state=pack_state,
+        annotated=annotated,
     )
 
 

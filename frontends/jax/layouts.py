@@ -10,6 +10,7 @@ from plait.core_ir.graph import UNKNOWN
 from plait.core_ir.mesh import Layout, axes_of
 from plait.frontends.jax import lower_elementwise
 from plait.frontends.jax.jaxpr import ClosedJaxpr, JaxprEqn, Var, closed, shape_of
+from plait.frontends.jax.lower_annotation import CONSTRAINT
 from plait.frontends.jax.lower_control import CALLS, IDENTITIES
 from plait.frontends.jax.lower_parts import MOVES, SUM, moved_dims
 from plait.frontends.jax.mapped import SHARD_MAP, mapped
@@ -127,7 +128,7 @@ _RULES: dict[str, _Rule] = {
     **dict.fromkeys(lower_elementwise.RULES, _elementwise),
     **dict.fromkeys(MOVES, _moved),
     SUM: _sum,
-    **dict.fromkeys(IDENTITIES, _same),
+    **dict.fromkeys((*IDENTITIES, CONSTRAINT), _same),
     **{name: _call(param) for name, param in CALLS.items()},
     "remat2": _call("jaxpr"),
     "cond": _cond,

@@ -10,6 +10,7 @@ from plait.core_ir.errors import CaptureError
 from plait.core_ir.graph import Value
 from plait.core_ir.mesh import Layout, part_type
 from plait.frontends.jax import (
+    lower_annotation,
     lower_collective,
     lower_control,
     lower_elementwise,
@@ -58,12 +59,17 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         **lower_control.RULES,
         **lower_flow.RULES,
         **lower_shard_map.RULES,
+        **lower_annotation.RULES,
         **lower_traced.RULES,
     }
 )
 """A primitive that is not here becomes an `extern`."""
 
-TAKES_PARTS = lower_control.TAKES_PARTS | {*lower_flow.RULES, *lower_shard_map.RULES}
+TAKES_PARTS = lower_control.TAKES_PARTS | {
+    *lower_flow.RULES,
+    *lower_shard_map.RULES,
+    *lower_annotation.RULES,
+}
 """Primitives whose rules take operands that are sharded as they are; others get the whole."""
 
 
@@ -77,6 +83,7 @@ class JaxprLowering:
     stage_axis: the axis along which the stages stand.
     wholes: what has been made of what is sharded.
     fills: of a value whose elements are all one scalar, that scalar.
+    annotated: what sharding annotations gave.
     """
 
     marks: Marks
@@ -86,6 +93,7 @@ class JaxprLowering:
     stage_axis: str = ""
     wholes: dict[Sharded, Value] = field(default_factory=dict)
     fills: dict[Value, Value] = field(default_factory=dict)
+    annotated: set[Value] = field(default_factory=set)
 
     def inline(self, b: Builder, jaxpr: ClosedJaxpr, *operands: Operand) -> list[Operand]:
         """The results of a jaxpr, its equations appended to `b`."""
@@ -94,7 +102,11 @@ class JaxprLowering:
             env[var] = b.literal(content_of(constant, type_of_aval(var.aval, b.source)))
         env.update(zip(jaxpr.jaxpr.invars, operands, strict=True))
         for eqn in jaxpr.jaxpr.eqns:
-            env.update(zip(eqn.outvars, self._lower(b, eqn, env), strict=True))
+            results = self._lower(b, eqn, env)
+            env.update(zip(eqn.outvars, results, strict=True))
+            if eqn.primitive.name == lower_annotation.CONSTRAINT:
+                (annotated,) = results
+                env.update((v, annotated) for v in eqn.invars if self._is_first(env, v, annotated))
         return [_read(b, env, atom) for atom in jaxpr.jaxpr.outvars]
 
     def inline_whole(self, b: Builder, jaxpr: ClosedJaxpr, *operands: Value) -> list[Value]:
@@ -143,6 +155,13 @@ class JaxprLowering:
         if part(x) in self.marks.backward:
             self.marks.backward.add(value)
         return value
+
+    def _is_first(self, env: Mapping[Var, Operand], var: Any, annotated: Operand) -> bool:
+        """Whether a value is annotated for the first time. What reads it later then reads what the annotation gave, or
+        the backward would keep the one value twice."""
+        is_first = isinstance(var, Var) and part(env[var]) not in self.annotated
+        self.annotated.add(part(annotated))
+        return is_first
 
     def _lower(self, b: Builder, eqn: JaxprEqn, env: Mapping[Var, Operand]) -> Sequence[Operand]:
         inner = replace(self, scopes=self.scopes + name_scopes(eqn))

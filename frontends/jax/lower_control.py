@@ -12,6 +12,7 @@ from plait.core_ir.ops.elementwise import select
 from plait.core_ir.ops.reduce import reduce_or
 from plait.core_ir.types import i32
 from plait.frontends.jax.jaxpr import closed
+from plait.frontends.jax.lower_annotation import annotated
 from plait.frontends.jax.lower_extern import extern
 from plait.frontends.jax.lower_flow import refuse_cut
 from plait.frontends.jax.marks import BOUNDARY, COTANGENT, TANGENT
@@ -144,8 +145,9 @@ def _device_put(b: Builder, site: Site, *operands: Value) -> Sequence[Operand]:
 
 def _reshard(b: Builder, site: Site, *operands: Operand) -> Sequence[Operand]:
     """JAX puts one where a cotangent meets what came of a mesh: to nowhere in particular."""
-    if any(over is not None for over in site.params["dst_sharding"].spec):
-        return extern(b, site, *(site.lowering.whole(b, x) for x in operands))
+    sharding = site.params["dst_sharding"]
+    if any(over is not None for over in sharding.spec):
+        return [annotated(b, site, x, sharding) for x in operands]
     return operands
 
 

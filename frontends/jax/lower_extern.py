@@ -24,9 +24,7 @@ _REFUSED = {
     "io_callback": "a callback to the host",
     "debug_callback": "a callback to the host (jax.debug.print or callback)",
     "debug_print": "a callback to the host (jax.debug.print)",
-    "sharding_constraint": "a sharding annotation",
     "mesh_cast": "a sharding annotation",
-    "reshard": "a sharding annotation",
     "device_put": "a placement on a device",
     **dict.fromkeys(
         (
