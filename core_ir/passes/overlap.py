@@ -9,9 +9,11 @@
 List scheduling on two lanes (`lanes`), one equation after the other. What is ready runs in this order: a collective's
 start, at once; a wait whose collective has ended; the compute that the longest path to the end depends on, of what
 somebody else waits for; then the fillers: equations that only weight gradients depend on. A wait that is not over comes
-last of all. In the end every wait sinks to its first reader, since real times are not those of the model. Starts keep
-their order on each axis, effects theirs among each other, but for halves that share no value: all ranks run one graph
-in one order, whichever it is.
+last of all. In the end every wait sinks to its first reader. Starts keep their order on each axis, effects theirs among
+each other, but for halves that share no value: all ranks run one graph in one order, whichever it is.
+
+Real times are not those of the model. So orders are also found for communication that takes several times as long, and
+of those that expose as little by the model's times that one is taken which goes on hiding where it takes longer.
 
 Where nothing communicates the order stays, but for fillers, which go to the end: gradients and activations that other
 stages wait for are ready first.
@@ -30,6 +32,9 @@ from plait.core_ir.passes.equations import has_effect
 from plait.core_ir.passes.live import Live, peak_bytes
 from plait.core_ir.program import STEP_KINDS, Program, Stage
 
+SLOWER = (1.0, 4.0, 16.0)
+"""How many times as long as the model says communication may take."""
+
 
 def overlap(graph: Graph, seconds: Seconds, *, memory_bytes: int | None = None) -> Graph:
     """The graph in an order that exposes as little communication as was found, never more than the order it has.
@@ -37,16 +42,33 @@ def overlap(graph: Graph, seconds: Seconds, *, memory_bytes: int | None = None) 
     seconds: of an equation on its lane. memory_bytes: the most that may be alive at once, inputs and outputs counted;
     by default half more than in the given order. Raises `VerifyError` where even the given order needs more.
     """
+    seconds = {eqn: seconds(eqn) for eqn in graph.eqns if eqn.op is not wait}.__getitem__
     given = peak_bytes(graph)
     limit = given + given // 2 if memory_bytes is None else memory_bytes
-    candidates = [_Order(graph, seconds, bound).run() for bound in (limit, (given + limit) // 2)]
+    slow = SLOWER if any(eqn.op in STARTS for eqn in graph.eqns) else SLOWER[:1]
+    candidates = [
+        _Order(graph, _slower(seconds, times), bound).run()
+        for times in slow
+        for bound in (limit, (given + limit) // 2)
+    ]
     fitting = [found for found in (*candidates, graph) if peak_bytes(found) <= limit]
     if not fitting:
         raise VerifyError(
             f"graph {graph.name}: no order found keeps {limit} bytes alive at most; the least found is "
             f"{min(map(peak_bytes, (*candidates, graph)))}"
         )
-    return min(fitting, key=lambda found: lanes(found, seconds).exposed)
+    return min(fitting, key=lambda found: [_exposed(found, seconds, times) for times in slow])
+
+
+def _slower(seconds: Seconds, times: float) -> Seconds:
+    """With collectives that take so many times as long."""
+    return lambda eqn: seconds(eqn) * (times if eqn.op in STARTS else 1.0)
+
+
+def _exposed(graph: Graph, seconds: Seconds, times: float) -> float:
+    """The share of communication that is exposed where it takes so many times as long, without what rounding adds."""
+    found = lanes(graph, _slower(seconds, times))
+    return round(found.exposed / found.communication, 6) if found.communication else 0.0
 
 
 def overlap_tasks(program: Program, seconds: Seconds = eqn_seconds) -> Program:

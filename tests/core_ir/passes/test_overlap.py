@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import networkx as nx
 import numpy as np
 import pytest
+from collective_cases import HALF as EXPERTS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -84,6 +85,22 @@ def test_each_halfs_exchange_hides_behind_the_others_product() -> None:
             end = next(i for i, e in enumerate(after.eqns) if e.operands[:1] == eqn.results)
             assert any(e.op is dot_general for e in after.eqns[position:end])
     assert print_graph(parse_graph(print_graph(after))) == print_graph(after)
+
+
+@pytest.mark.parametrize("times", [1, 2, 4, 8, 16])
+def test_what_hides_short_exchanges_hides_longer_ones_too(times: int) -> None:
+    """Ordered by a model in which an elementwise equation hides an exchange, which a product hides in truth."""
+
+    def model(eqn: Eqn) -> float:
+        return {dot_general: 4.0, all_to_all: 0.1}.get(eqn.op, 0.2)
+
+    def truth(eqn: Eqn) -> float:
+        return model(eqn) * (times if eqn.op is all_to_all else 1)
+
+    forward = parse_graph(EXPERTS.format(name="m.stage1.forward", role="activation"))
+    backward = parse_graph(EXPERTS.format(name="m.stage0.backward", role="gradient"))
+    found = lanes(overlap(multiplex(forward, backward), model), truth)
+    assert found.exposed == pytest.approx(0.1 * times)  # the last one, behind which nothing is left
 
 
 def test_weight_gradients_fill_the_gaps() -> None:
