@@ -91,6 +91,14 @@ class Mesh:
             found.setdefault(key, []).append(rank)
         return tuple(map(tuple, found.values()))
 
+    def axes_between_nodes(self, ranks_per_node: int) -> tuple[str, ...]:
+        """The axes along which ranks of one group are on several nodes, which ranks fill in their order."""
+        return tuple(
+            axis
+            for axis in self.axes
+            if any(len({rank // ranks_per_node for rank in g}) > 1 for g in self.groups((axis,)))
+        )
+
     def part(self, rank: int) -> int:
         """The number of the part of every microbatch that a rank runs."""
         place, number = self.place(rank), 0

@@ -402,6 +402,15 @@ def _simulate(
     console.print(simulated_table(results.rows))
     if results.rows[0]["steps"]:
         console.print(steps_table(results.rows))
+    leaving = sorted({axis for row in results.rows for axis in row["between_nodes"]})
+    if leaving:
+        console.print(
+            f"warning: collectives inside tasks run between nodes of {hardware.ranks_per_node}, over "
+            f"{', '.join(leaving)}: make the axis smaller, or the last of --mesh",
+            highlight=False,
+            markup=False,
+            style="yellow",
+        )
     console.print(f"\n{describe(hardware)}", highlight=False, markup=False)
     if json is not None:
         results.write_json(json)

@@ -1,11 +1,13 @@
 """What a program's tasks, transfers and memory cost on some hardware, without running it."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from plait.core_ir.cost import seconds
 from plait.core_ir.graph import Graph, Port
 from plait.core_ir.hardware import Hardware
+from plait.core_ir.mesh import Mesh
 from plait.core_ir.named_hardware import CPU_CORE
 from plait.core_ir.program import STEP_KINDS, Program, Stage, TaskKind
 from plait.core_ir.schedule.edges import chain_edges
@@ -40,9 +42,14 @@ class StageBytes:
 
 
 def estimate(
-    program: Program, placement: Sequence[int], hardware: Hardware = CPU_CORE
+    program: Program,
+    placement: Sequence[int],
+    hardware: Hardware = CPU_CORE,
+    mesh: Mesh | None = None,
 ) -> tuple[Times, Memory]:
     """Times in seconds and memory in bytes of a program whose stage s runs on rank `placement[s]`.
+
+    mesh: where that is but a place along the axis of the stages; it says which links lie between nodes.
 
     Tasks: `cost.seconds` of F, I and W; B is I, then W, as engines run it; a pair F&B is that of the program's joint
     graph (the slowest, where a stage's F has several partners), else F, then B. Messages: latency, and bytes by
@@ -54,19 +61,24 @@ def estimate(
     """
     trained = frozenset(name for stage in program.stages for name in _gradients(stage))
     held = [_bytes(program, stage, placement, trained) for stage in program.stages]
-    f, i, w = (_seconds(program, kind, hardware) for kind in ("F", "I", "W"))
-    latency, transfer = _messages(program, placement, hardware)
+    between = () if mesh is None else mesh.axes_between_nodes(hardware.ranks_per_node)
+    timed = partial(seconds, hardware=hardware, between=between)
+    f, i, w = (_seconds(program, kind, timed) for kind in ("F", "I", "W"))
+    ranks = placement if mesh is None else mesh.groups((mesh.stage_axis,))[0]
+    if mesh is not None:
+        ranks = [ranks[place] for place in placement]
+    latency, transfer = _messages(program, ranks, hardware)
     times = Times(
         f=f,
         i=i,
         w=w,
-        fb=_pairs(program, f, [a + b for a, b in zip(i, w, strict=True)], hardware),
+        fb=_pairs(program, f, [a + b for a, b in zip(i, w, strict=True)], timed),
         comm=latency,
         transfer=transfer,
         optimizer=[each.optimizer / hardware.bytes_per_second for each in held],
         slowdown=hardware.slowdown,
-        unshard=_seconds(program, "UNSHARD", hardware),
-        reduce_grad=_seconds(program, "REDUCE_GRAD", hardware),
+        unshard=_seconds(program, "UNSHARD", timed),
+        reduce_grad=_seconds(program, "REDUCE_GRAD", timed),
     )
     memory = Memory(
         activation=[each.activation for each in held],
@@ -78,21 +90,21 @@ def estimate(
     return times, memory
 
 
-def _seconds(program: Program, kind: TaskKind, hardware: Hardware) -> list[float]:
+def _seconds(program: Program, kind: TaskKind, timed: Callable[[Graph], float]) -> list[float]:
     """The time of one kind of task, by stage; a stage without it takes none."""
     tasks = [stage.tasks.get(kind) for stage in program.stages]
-    return [0.0 if task is None else seconds(task, hardware) for task in tasks]
+    return [0.0 if task is None else timed(task) for task in tasks]
 
 
 def _pairs(
-    program: Program, f: Sequence[float], b: Sequence[float], hardware: Hardware
+    program: Program, f: Sequence[float], b: Sequence[float], timed: Callable[[Graph], float]
 ) -> list[float] | None:
     """The time of F&B by the stage of its F; None where the program has no pairs."""
     if not program.pairs:
         return None
     found: dict[int, float] = {}
     for (forward, _), graph in program.pairs.items():
-        found[forward] = max(found.get(forward, 0.0), seconds(graph, hardware))
+        found[forward] = max(found.get(forward, 0.0), timed(graph))
     return [found.get(stage, f[stage] + b[stage]) for stage in range(program.num_stages)]
 
 

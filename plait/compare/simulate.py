@@ -13,10 +13,12 @@ from plait.compare.steps import overlapped, simulated, step_by_step
 from plait.core_ir.cost import peak_seconds
 from plait.core_ir.errors import ScheduleError, UsageError
 from plait.core_ir.hardware import Hardware, to_json
+from plait.core_ir.mesh import Mesh
+from plait.core_ir.passes.equations import collective_axes
 from plait.core_ir.passes.overlap import overlap_tasks
 from plait.core_ir.passes.pipeline import PROGRAM_PASSES, Passes
 from plait.core_ir.passes.shard_parameters import Sharding
-from plait.core_ir.program import Program
+from plait.core_ir.program import STEP_KINDS, Program
 from plait.core_ir.schedule.auto import AUTO
 from plait.core_ir.schedule.estimate import estimate
 from plait.core_ir.schedule.schedule import Schedule
@@ -129,8 +131,9 @@ def _row(
     request: Request, hardware: Hardware, schedule: str, num_microbatches: int, cut: Cut
 ) -> tuple[dict[str, Any], Timeline]:
     chosen = _schedule(cut.program, schedule, request.num_ranks, num_microbatches, hardware)
-    program = overlapped(cut.program, chosen, hardware)
-    times, memory = estimate(program, chosen.placement, hardware)
+    mesh = mesh_of(request)
+    program = overlapped(cut.program, chosen, hardware, mesh)
+    times, memory = estimate(program, chosen.placement, hardware, mesh)
     timeline = simulated(chosen, times, memory, program)
     step, peaks = timeline.makespan, timeline.peak_memory.tolist()
     # A forward's products once, and twice for its backward, whatever is computed again.
@@ -157,9 +160,19 @@ def _row(
         "mesh": request.mesh,
         "sharded_over": request.shard,
         "changes": dict(request.changes),
-        "steps": step_by_step(cut.program, chosen, hardware) if request.axes else None,
+        "steps": step_by_step(cut.program, chosen, hardware, mesh) if request.axes else None,
+        "between_nodes": _leaving(program, hardware, mesh),
     }
     return row, timeline
+
+
+def _leaving(program: Program, hardware: Hardware, mesh: Mesh | None) -> list[str]:
+    """The axes of collectives inside tasks whose ranks are on several nodes."""
+    if mesh is None:
+        return []
+    tasks = [g for s in program.stages for kind, g in s.tasks.items() if kind not in STEP_KINDS]
+    named = {axis for graph in tasks for axis in collective_axes(graph)}
+    return [axis for axis in mesh.axes_between_nodes(hardware.ranks_per_node) if axis in named]
 
 
 def _schedule(

@@ -17,6 +17,7 @@ import numpy as np
 
 from plait.core_ir.cost import eqn_seconds
 from plait.core_ir.hardware import Hardware
+from plait.core_ir.mesh import Mesh
 from plait.core_ir.passes.multiplex import multiplex_pairs
 from plait.core_ir.passes.overlap import overlap_pairs, overlap_tasks
 from plait.core_ir.program import STEP_KINDS, Program, Stage
@@ -29,19 +30,24 @@ from plait.core_ir.schedule.times import Memory, PerStage, Times
 STEPS = ("baseline", "+ split", "+ sharding", "+ multiplex", "+ overlap")
 
 
-def overlapped(program: Program, schedule: Schedule, hardware: Hardware) -> Program:
+def overlapped(
+    program: Program, schedule: Schedule, hardware: Hardware, mesh: Mesh | None
+) -> Program:
     """The program as it runs under a schedule: pairs joined, tasks and pairs ordered, by the hardware's times."""
-    seconds = partial(eqn_seconds, hardware=hardware)
+    between = () if mesh is None else mesh.axes_between_nodes(hardware.ranks_per_node)
+    seconds = partial(eqn_seconds, hardware=hardware, between=between)
     joined = multiplex_pairs(program, schedule.pairs)
     return overlap_pairs(overlap_tasks(joined, seconds), schedule.pairs, seconds)
 
 
-def step_by_step(program: Program, schedule: Schedule, hardware: Hardware) -> dict[str, float]:
+def step_by_step(
+    program: Program, schedule: Schedule, hardware: Hardware, mesh: Mesh | None
+) -> dict[str, float]:
     """Seconds of a step after each of STEPS.
 
     program: its tasks in the order in which they were captured: every wait stands behind its start.
     """
-    apart, _ = estimate(program, schedule.placement, hardware)
+    apart, _ = estimate(program, schedule.placement, hardware, mesh)
     whole = replace(apart, i=_sum(apart.i, apart.w), w=0.0, fb=None)
     blocked = _of_ranks(apart, schedule)
     found = {
@@ -50,9 +56,11 @@ def step_by_step(program: Program, schedule: Schedule, hardware: Hardware) -> di
         "+ sharding": _step(replace(apart, fb=None), program, schedule),
     }
     joined = multiplex_pairs(program, schedule.pairs)
-    together, _ = estimate(joined, schedule.placement, hardware)
+    together, _ = estimate(joined, schedule.placement, hardware, mesh)
     found["+ multiplex"] = _step(together, program, schedule)
-    ordered, _ = estimate(overlapped(program, schedule, hardware), schedule.placement, hardware)
+    ordered, _ = estimate(
+        overlapped(program, schedule, hardware, mesh), schedule.placement, hardware, mesh
+    )
     found["+ overlap"] = _step(ordered, program, schedule)
     return found
 

@@ -246,6 +246,38 @@ def test_each_transformation_shortens_the_step_or_leaves_it(experts: list[Any]) 
     assert dualpipev["+ overlap"] < dualpipev["+ multiplex"]
 
 
+def test_an_axis_that_leaves_a_node_is_warned_about_and_slower(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    steps = {}
+    for ranks_per_node in (2, 1):
+        file = tmp_path / f"{ranks_per_node}.json"
+        hardware = replace(H800, ranks_per_node=ranks_per_node)
+        file.write_text(json.dumps(to_json(hardware)))
+        arguments = (
+            "--mesh",
+            "expert=2",
+            "--ranks",
+            "2",
+            "--microbatches",
+            "2",
+            "--schedule",
+            "1f1b",
+        )
+        small = ("--set", "num_layers=2,seq_len=16", "--frontend", "flax")
+        out = tmp_path / "rows.json"
+        code, text, err = run(
+            *(capsys, "compare", "deepseek_v3", "--simulate", "--hardware", str(file)),
+            *(*arguments, *small, "--json", str(out)),
+        )
+        assert code == 0, err
+        warned = "collectives inside tasks run between nodes of 1, over expert" in text
+        assert warned == (ranks_per_node == 1)
+        (row,) = json.loads(out.read_text())["rows"]
+        steps[ranks_per_node] = row["steps"]["baseline"]
+    assert steps[1] > steps[2]
+
+
 def test_what_is_asked_for_stays() -> None:
     asked = Request("deepseek_v3", axes={"data": 2}, changes={"capacity_factor": 2.0})
     assert with_experts(asked, H800) == asked

@@ -27,6 +27,15 @@ def test_groups() -> None:
     assert MESH.groups(()) == tuple((rank,) for rank in range(8))
 
 
+def test_the_last_axes_stay_inside_a_node() -> None:
+    mesh = Mesh({"stage": 2, "data": 2, "tensor": 4})
+    assert mesh.axes_between_nodes(16) == ()
+    assert mesh.axes_between_nodes(8) == ("stage",)
+    assert mesh.axes_between_nodes(4) == ("stage", "data")
+    assert mesh.axes_between_nodes(2) == ("stage", "data", "tensor")
+    assert Mesh({"tensor": 2, "stage": 2}).axes_between_nodes(2) == ("tensor",)
+
+
 def test_parts_of_a_microbatch_and_gradients_to_sum() -> None:
     assert [MESH.part(rank) for rank in range(8)] == [0, 1, 0, 1, 2, 3, 2, 3]
     assert MESH.num_parts == 4
