@@ -5,14 +5,14 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from json import loads
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeAlias
+from typing import Annotated, NoReturn, TypeAlias
 
 import typer
 from rich.console import Console
 
 from plait.api import capture_program, schedule_for
+from plait.cli_lists import axes, changes, counts, names
 from plait.cli_schedule import app as schedule_app
 from plait.compare.events import MISUSES
 from plait.compare.plan import Request, mesh_of, plan_jobs
@@ -141,7 +141,7 @@ def compare(
             help="Of a named model's parameters: f32 or bf16. Default: f32; with --simulate bf16."
         ),
     ] = None,
-    changes: Changes = "",
+    config_changes: Changes = "",
     steps: Annotated[int, typer.Option(min=1, help="Timed steps of a row.")] = 10,
     batch_size: BatchSize = None,
     train: Annotated[
@@ -189,15 +189,15 @@ def compare(
     request = Request(
         model=model,
         config=config,
-        frontends=_names(frontend),
-        backends=_names(backend),
-        engines=_names(engine),
-        schedules=_names(schedule or (SIMULATED_SCHEDULES if simulate else "1f1b")),
+        frontends=names(frontend),
+        backends=names(backend),
+        engines=names(engine),
+        schedules=names(schedule or (SIMULATED_SCHEDULES if simulate else "1f1b")),
         num_ranks=ranks or (8 if simulate else 2),
-        axes=_axes(mesh),
-        changes=_changes(changes),
-        microbatches=_counts(microbatches or ("16" if simulate else "8")),
-        split=_names(split),
+        axes=axes(mesh),
+        changes=changes(config_changes),
+        microbatches=counts(microbatches or ("16" if simulate else "8")),
+        split=names(split),
         dtype=dtype or ("bf16" if simulate else "f32"),
         batch_size=batch_size,
         steps=steps,
@@ -246,14 +246,14 @@ def train(
     request = Request(
         model=model,
         config=config,
-        frontends=_names(frontend),
-        backends=_names(backend),
-        engines=_names(engine),
-        schedules=_names(schedule),
+        frontends=names(frontend),
+        backends=names(backend),
+        engines=names(engine),
+        schedules=names(schedule),
         num_ranks=ranks,
-        axes=_axes(mesh),
+        axes=axes(mesh),
         microbatches=(microbatches,),
-        split=_names(split),
+        split=names(split),
         dtype=dtype,
         batch_size=batch_size,
         steps=0,
@@ -280,7 +280,7 @@ def program(
     microbatches: Microbatches = 8,
     batch_size: BatchSize = None,
     dtype: Dtype = "f32",
-    changes: Changes = "",
+    config_changes: Changes = "",
     stage: Annotated[int | None, typer.Option(min=0, help="One stage. Default: all.")] = None,
     task: Annotated[
         str | None, typer.Option(help="One task: F, B, I, W or F&B. Default: all.")
@@ -314,12 +314,12 @@ def program(
     request = Request(
         model=model,
         config=config,
-        frontends=_names(frontend),
+        frontends=names(frontend),
         num_ranks=ranks,
-        axes=_axes(mesh),
-        changes=_changes(changes),
+        axes=axes(mesh),
+        changes=changes(config_changes),
         microbatches=(microbatches,),
-        split=_names(split),
+        split=names(split),
         dtype=dtype,
         batch_size=batch_size,
     )
@@ -425,51 +425,6 @@ def _show(results: Results) -> None:
         console.print(rows_table(results.rows))
     if results.training:
         console.print(training_table(results.training))
-
-
-def _names(text: str) -> tuple[str, ...]:
-    """The names in a list by comma, each once."""
-    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-
-
-def _axes(text: str) -> dict[str, int]:
-    """The axes of a list such as data=2,expert=4."""
-    axes: dict[str, int] = {}
-    for entry in _names(text):
-        name, _, size = entry.partition("=")
-        if not size.isdecimal() or not name or name == "stage" or name in axes or int(size) < 1:
-            raise UsageError(
-                f"--mesh takes the axes beside that of the stages, which --ranks sizes, each once with its size, as in "
-                f"data=2,expert=4; got {text!r}"
-            )
-        axes[name] = int(size)
-    return axes
-
-
-def _changes(text: str) -> dict[str, Any]:
-    """The fields of a list such as num_layers=8,capacity_factor=1.25."""
-    changes: dict[str, Any] = {}
-    for entry in _names(text):
-        name, equals, value = entry.partition("=")
-        if not equals or not name or name in changes:
-            raise UsageError(
-                f"--set takes fields, each once with its value, as num_layers=8; got {text!r}"
-            )
-        try:
-            changes[name] = loads(value)
-        except ValueError:
-            raise UsageError(
-                f"--set {entry}: {value!r} is no number, true, false or null"
-            ) from None
-    return changes
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    """The whole numbers in a list by comma, each once."""
-    try:
-        return tuple(dict.fromkeys(int(number) for number in _names(text)))
-    except ValueError:
-        raise UsageError(f"--microbatches takes whole numbers by comma, got {text!r}") from None
 
 
 if __name__ == "__main__":
