@@ -143,10 +143,10 @@ class Pipeline:
     def measure(self, batch: Any, params: Any = None) -> Timeline:
         """Run a step, after one to warm up, and note when each compute action runs, in seconds from the step's start.
 
-        params: as of `loss_and_grads`. Nothing is written: neither `.grad` nor state. On a `distributed` engine every rank returns the actions of all
-        ranks, without what they waited for; on `local` the ranks take turns in this process, so no two overlap; on
-        `mpmd` an action starts once it is dispatched, its rank is free and what it reads is there, and ends when its
-        results are. UsageError on `spmd`, whose one program cannot be timed by action.
+        params: as of `loss_and_grads`. Nothing is written: neither `.grad` nor state. On a `distributed` engine every
+        rank returns the actions of all ranks, without what they waited for; on `local` the ranks take turns in this
+        process, so no two overlap; on `mpmd` an action starts once it is dispatched, its rank is free and what it reads
+        is there, and ends when its results are. UsageError on `spmd`, whose one program cannot be timed by action.
         """
         rows = self.engine.measure(self._inputs(batch, params, 0, backward=True))
         table = keep(self.schedule, IS_COMPUTE[self.schedule.kind])

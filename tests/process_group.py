@@ -20,7 +20,9 @@ class Finished:
     stderr: str
 
 
-def run_ranks(script: Path, arguments: list[str], num_ranks: int) -> list[Finished]:
+def run_ranks(
+    script: Path, arguments: list[str], num_ranks: int, watchdog: float = WATCHDOG_SECONDS
+) -> list[Finished]:
     """Run `script` on each of some gloo ranks; AssertionError where one does not end in time."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -44,10 +46,10 @@ def run_ranks(script: Path, arguments: list[str], num_ranks: int) -> list[Finish
                 )
         try:
             for process in processes:
-                process.wait(WATCHDOG_SECONDS)
+                process.wait(watchdog)
         except subprocess.TimeoutExpired:
             tails = [Path(folder, f"{r}.err").read_text()[-2000:] for r in range(num_ranks)]
-            raise AssertionError(f"a rank did not end in {WATCHDOG_SECONDS} s: {tails}") from None
+            raise AssertionError(f"a rank did not end in {watchdog} s: {tails}") from None
         finally:
             for process in processes:
                 process.kill()

@@ -7,6 +7,7 @@ import time
 from collections import ChainMap, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -79,9 +80,8 @@ class DistributedEngine:
         self._program, self._placement = program, schedule.placement
         self.reschedule(schedule)
         self.standing.enter()
-        self._plan = self.standing.in_turn(
-            lambda: compile_plan(program, self.stages, device=device, codegen=codegen)
-        )
+        compiling = partial(compile_plan, program, self.stages, device=device, codegen=codegen)
+        self._plan = self.standing.in_turn(compiling) if codegen == "inductor" else compiling()
         self.compile_seconds = time.perf_counter() - started
 
     def reschedule(self, schedule: Schedule) -> None:
