@@ -65,4 +65,10 @@ def test_page(page: Path, update_golden: bool) -> None:
 
 
 def test_there_are_pages() -> None:
-    assert [page.stem for page in PAGES] == ["README", "gated_mlp", "passes", "schedules"]
+    assert [page.stem for page in PAGES] == [
+        "README",
+        "gated_mlp",
+        "parallel",
+        "passes",
+        "schedules",
+    ]
