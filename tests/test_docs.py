@@ -68,6 +68,7 @@ def test_there_are_pages() -> None:
     assert [page.stem for page in PAGES] == [
         "README",
         "gated_mlp",
+        "moe",
         "parallel",
         "passes",
         "schedules",

@@ -12,8 +12,8 @@ somebody else waits for; then the fillers: equations that only weight gradients 
 last of all. In the end every wait sinks to its first reader. Starts keep their order on each axis, effects theirs among
 each other, but for halves that share no value: all ranks run one graph in one order, whichever it is.
 
-Real times are not those of the model. So orders are also found for communication that takes several times as long, and
-of those that expose as little by the model's times that one is taken which goes on hiding where it takes longer.
+Real times are not those of the model. So an order is also found for communication that takes a quarter of the compute,
+where the model says less; of two that expose as little by its times, it is taken if it goes on hiding then.
 
 Where nothing communicates the order stays, but for fillers, which go to the end: gradients and activations that other
 stages wait for are ready first.
@@ -32,8 +32,8 @@ from plait.core_ir.passes.equations import has_effect
 from plait.core_ir.passes.live import Live, peak_bytes
 from plait.core_ir.program import STEP_KINDS, Program, Stage
 
-SLOWER = (1.0, 4.0, 16.0)
-"""How many times as long as the model says communication may take."""
+LEAST_SHARE = 0.25
+"""Of the time of compute, that communication is taken to need if the model says less."""
 
 
 def overlap(graph: Graph, seconds: Seconds, *, memory_bytes: int | None = None) -> Graph:
@@ -45,10 +45,10 @@ def overlap(graph: Graph, seconds: Seconds, *, memory_bytes: int | None = None) 
     seconds = {eqn: seconds(eqn) for eqn in graph.eqns if eqn.op is not wait}.__getitem__
     given = peak_bytes(graph)
     limit = given + given // 2 if memory_bytes is None else memory_bytes
-    slow = SLOWER if any(eqn.op in STARTS for eqn in graph.eqns) else SLOWER[:1]
+    longer = _longer(graph, seconds)
     candidates = [
-        _Order(graph, _slower(seconds, times), bound).run()
-        for times in slow
+        _Order(graph, times, bound).run()
+        for times in (seconds, *longer)
         for bound in (limit, (given + limit) // 2)
     ]
     fitting = [found for found in (*candidates, graph) if peak_bytes(found) <= limit]
@@ -57,17 +57,22 @@ def overlap(graph: Graph, seconds: Seconds, *, memory_bytes: int | None = None) 
             f"graph {graph.name}: no order found keeps {limit} bytes alive at most; the least found is "
             f"{min(map(peak_bytes, (*candidates, graph)))}"
         )
-    return min(fitting, key=lambda found: [_exposed(found, seconds, times) for times in slow])
+    return min(fitting, key=lambda found: [_exposed(found, times) for times in (seconds, *longer)])
 
 
-def _slower(seconds: Seconds, times: float) -> Seconds:
-    """With collectives that take so many times as long."""
-    return lambda eqn: seconds(eqn) * (times if eqn.op in STARTS else 1.0)
+def _longer(graph: Graph, seconds: Seconds) -> tuple[Seconds, ...]:
+    """Times with communication of LEAST_SHARE, where it is less."""
+    communication = sum(seconds(eqn) for eqn in graph.eqns if eqn.op in STARTS)
+    compute = sum(seconds(eqn) for eqn in graph.eqns if eqn.op not in (*STARTS, wait))
+    if not 0 < communication < LEAST_SHARE * compute:
+        return ()
+    times = LEAST_SHARE * compute / communication
+    return (lambda eqn: seconds(eqn) * (times if eqn.op in STARTS else 1.0),)
 
 
-def _exposed(graph: Graph, seconds: Seconds, times: float) -> float:
-    """The share of communication that is exposed where it takes so many times as long, without what rounding adds."""
-    found = lanes(graph, _slower(seconds, times))
+def _exposed(graph: Graph, seconds: Seconds) -> float:
+    """The share of communication that is exposed, without what rounding adds."""
+    found = lanes(graph, seconds)
     return round(found.exposed / found.communication, 6) if found.communication else 0.0
 
 
