@@ -7,6 +7,8 @@ from typing import TypeAlias
 from plait.core_ir.errors import ScheduleError
 from plait.core_ir.program import Program, TaskKind
 from plait.core_ir.schedule.ir import Action, ActionTable
+from plait.core_ir.schedule.kinds import REDUCE_GRAD, RESHARD, UNSHARD, ActionKind
+from plait.core_ir.schedule.sharding import add_sharding
 
 TaskOf: TypeAlias = tuple[TaskKind, int, int]
 """A task of one stage and one microbatch."""
@@ -17,7 +19,9 @@ _TASKS: Mapping[str, tuple[TaskKind, ...]] = MappingProxyType(
 
 
 def tasks_of(action: Action) -> Iterator[TaskOf]:
-    """The tasks that a compute action runs, in order: of an F&B pair the backward first."""
+    """The tasks of a microbatch that an action runs, in order: of an F&B pair the backward first."""
+    if not action.kind.is_compute:
+        return
     for part in reversed(action.parts):
         assert part.stage is not None, part
         assert part.microbatch is not None, part
@@ -36,7 +40,7 @@ def pair_of(action: Action) -> tuple[int, int] | None:
 
 
 def awaited(action: Action, program: Program) -> set[TaskOf]:
-    """The tasks that must have run before a compute action."""
+    """The tasks that must have run before a compute action; none before any other."""
     needs, done = set[TaskOf](), set[TaskOf]()
     for task in tasks_of(action):
         needs.update(needed for needed in reads(task, program) if needed not in done)
@@ -44,13 +48,23 @@ def awaited(action: Action, program: Program) -> set[TaskOf]:
     return needs
 
 
+def is_forward(action: Action) -> bool:
+    """Whether an action runs where only the loss is wanted."""
+    return action.kind.forward or action.kind in (UNSHARD, RESHARD)
+
+
 def linear_order(schedule: ActionTable, program: Program) -> list[Action]:
-    """The compute actions of all ranks in one order that keeps each rank's own order and every dependency.
+    """The compute actions of all ranks in one order that keeps each rank's own order and every dependency; of a sharded
+    program also what gathers parameters and reduces gradients.
 
     ScheduleError where there is none.
     """
+    kinds = set[ActionKind]()
+    if program.sharded_stages is not None:
+        schedule = add_sharding(schedule, program.sharded_stages)
+        kinds = {UNSHARD, RESHARD, REDUCE_GRAD}
     rows = (schedule.rank(rank) for rank in range(schedule.num_ranks))
-    queues = [iter([action for action in row if action.kind.is_compute]) for row in rows]
+    queues = [iter([a for a in row if a.kind.is_compute or a.kind in kinds]) for row in rows]
     heads = [next(queue, None) for queue in queues]
     done: set[TaskOf] = set()
     order: list[Action] = []

@@ -30,7 +30,10 @@ class Recorder:
         self.began = time.perf_counter()
 
     def run(self, step: Step, action: Action) -> None:
-        """Run one action."""
+        """Run one action; what computes nothing is not noted."""
+        if not action.kind.is_compute:
+            step.compute(action)
+            return
         started = time.perf_counter()
         self._wait(step.compute(action))
         self.spans.append(Span(action, started, time.perf_counter()))
@@ -58,6 +61,8 @@ def dispatch(
         begun = []
         for action in order:
             now, made = time.perf_counter(), step.compute(action)
+            if not action.kind.is_compute:
+                continue
             begun.append((action, now, threads[_rank(action, placement)].submit(when_there, made)))
     spans: list[Span] = []
     task_end: dict[TaskOf, float] = {}

@@ -15,6 +15,7 @@ from plait.core_ir.errors import ExecutionError, PlaitError
 from plait.core_ir.graph import Port
 from plait.core_ir.program import PAIR, EdgeKind, Program, TaskKind
 from plait.core_ir.schedule.ir import Action
+from plait.core_ir.schedule.kinds import REDUCE_GRAD, RESHARD, UNSHARD, ActionKind
 from plait.core_ir.types import TensorType
 
 _PAIR: tuple[TaskKind, TaskKind] = ("B", "F")
@@ -45,10 +46,15 @@ class Step:
     _reducing: dict[int, Callable[[], Sequence[Any]]] = field(default_factory=dict)
 
     def compute(self, action: Action) -> list[Any]:
-        """Run the tasks of one action, of an F&B pair its backward first; the arrays they made.
+        """Run the tasks of one action, of an F&B pair its backward first; the arrays they made. Of a stage that is
+        gathered or freed, or whose gradients are reduced: do so, or begin to.
 
         ExecutionError names stage, microbatch and action where one fails.
         """
+        if not action.kind.is_compute:
+            with _naming(action, str(action.kind), action.stage, action.microbatch):
+                self._change(action.kind, _number(action.stage))
+            return []
         pair = pair_of(action)
         if pair in self.plan.pairs and self.inputs.backward:
             with _naming(action, PAIR, action.stage, action.microbatch):
@@ -168,6 +174,14 @@ class Step:
                 ended.append((stage, name))
         self._reducing.clear()
         return ended
+
+    def _change(self, kind: ActionKind, stage: int) -> None:
+        if kind is UNSHARD:
+            self.unshard(stage)
+        elif kind is RESHARD:
+            self.reshard(stage)
+        elif kind is REDUCE_GRAD:
+            self.reduce_grad(stage)
 
     def _end_gathering(self, stage: int) -> None:
         end = self._gathering.pop(stage, None)

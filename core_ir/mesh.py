@@ -34,6 +34,7 @@ class Mesh:
     partial_grads: parameters whose gradients, as a program gives them, are still to be summed over other axes than
     those of data, and these axes.
     placements: how parameters lie over auto axes.
+    shard_axis: the axis over which parameters are sharded by a pass: how they are held along it says nothing else.
     """
 
     axes: Mapping[str, int]
@@ -43,6 +44,7 @@ class Mesh:
     partial_grads: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     auto_axes: tuple[str, ...] = ()
     placements: Mapping[str, Layout] = field(default_factory=dict)
+    shard_axis: str | None = None
 
     @property
     def num_ranks(self) -> int:

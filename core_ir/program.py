@@ -185,6 +185,16 @@ class Program:
         return None
 
     @cached_property
+    def reduced_params(self) -> frozenset[str]:
+        """The parameters whose gradients are reduced along the axis of the shards: sharded or too small to be."""
+        return frozenset(
+            name
+            for stage in self.stages
+            if "REDUCE_GRAD" in stage.tasks
+            for name, _ in stage.tasks["REDUCE_GRAD"].outputs_of("shard_grad")
+        )
+
+    @cached_property
     def sharded_stages(self) -> ShardedStages | None:
         """What `lower` asks for; None where no stage is sharded."""
         gathered, reduced = (

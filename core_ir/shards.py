@@ -8,6 +8,7 @@ rank, their shards are padded to full chunks. A parameter with fewer rows than r
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from plait.core_ir.mesh import Layout
 from plait.core_ir.types import TensorType
 
 Reshard: TypeAlias = Literal["after_backward", "after_forward"]
@@ -22,6 +23,12 @@ class ShardedStages:
     gathered: tuple[int, ...]
     reduced: tuple[int, ...]
     reshard: Reshard = "after_backward"
+
+
+def shard_layout(layout: Layout, axis: str) -> Layout:
+    """How shards along an axis make up the whole of which ranks hold parts already: dim 0 is cut once more."""
+    first, rest = (layout[0], layout[1:]) if layout else ((), ())
+    return ((*first, axis), *rest)
 
 
 def shard_type(whole: TensorType, size: int) -> TensorType | None:

@@ -12,7 +12,6 @@ from plait.core_ir.arrays import is_torch
 from plait.core_ir.errors import (
     BatchError,
     CaptureError,
-    NotBuiltError,
     ScheduleError,
     UnsupportedError,
     UsageError,
@@ -128,6 +127,8 @@ def compile(
     mesh = options.mesh
     if mesh is not None:
         num_ranks = mesh.axes[stage_axis]
+        if passes is not None and passes.sharding is not None:
+            mesh = replace(mesh, shard_axis=passes.sharding.axis)
     error: Exception | None = None
     try:
         where = engines.resolve_device(device)
@@ -148,7 +149,6 @@ def compile(
         captured, mesh = _capture_on(mesh, capture, num_microbatches, guess=guess)
         _check_annotated(captured, options.backend)
         program = _program_of(captured, passes or DEFAULT_PASSES, mesh)
-        _check_sharded(program, options.engine)
         chosen = schedule_for(program, schedule, num_ranks, num_microbatches)
         program = schedule_program(program, chosen.pairs, passes or DEFAULT_PASSES)
         built: Engine = engines.build(
@@ -237,13 +237,6 @@ def _check_annotated(captured: Captured, backend: str) -> None:
                 f"{where} leaves axis {axis!r} to XLA's partitioning, which the {backend} backend does not have; use "
                 'backend="jax", or write what ranks do by shard_map'
             )
-
-
-def _check_sharded(program: Program, engine: str) -> None:
-    if program.sharded_stages is not None and engine != "distributed":
-        raise NotBuiltError(
-            f"engine={engine!r} runs no sharded parameters yet; leave Passes.sharding out"
-        )
 
 
 def _without_axes_of(model: Any, framework: Framework, mesh: Mesh) -> Mesh:

@@ -16,10 +16,11 @@ from plait.backends.jax.compile import compile_pair, compile_stages
 from plait.backends.jax.devices import beside
 from plait.backends.jax.private import own_context
 from plait.backends.jax.settled import Settled
+from plait.backends.jax.sharded import step_tasks
 from plait.backends.jax.submesh import Spreads, Submesh, submeshes
 from plait.backends.jax.whole import Whole
 from plait.backends.messages import largest_messages, stage_elsewhere
-from plait.backends.order import linear_order
+from plait.backends.order import is_forward, linear_order
 from plait.backends.parts import pairs_here
 from plait.backends.runtime import Plan, Spans, StepInputs, StepOutputs
 from plait.backends.spans import by_rank, dispatch
@@ -57,7 +58,8 @@ class MpmdEngine:
         self._home = devices[0] if home is None else home
         ranks = submeshes(mesh, devices)
         self._placed = placed = [ranks[rank % len(ranks)] for rank in schedule.placement]
-        spreads = Spreads(mesh, layouts or {})
+        axis, _ = program.shard_axis or (None, 1)
+        spreads = Spreads(mesh, layouts or {}, axis)
         self._whole = None if mesh is None else Whole(program, mesh, spreads, placed)
         self.arrays = JaxArrays([Submesh(submesh.devices[:1]) for submesh in placed])
         settled = Settled(program, spreads)
@@ -67,7 +69,8 @@ class MpmdEngine:
             for pair in pairs_here(program, self.stages)
         }
         arrays = self.arrays if mesh is None else JaxArrays(placed, spreads)
-        self._plan = Plan(program, self.stages, tasks, arrays, pairs)
+        step_tasks_ = step_tasks(program, placed, spreads)
+        self._plan = Plan(program, self.stages, tasks, arrays, pairs, step_tasks_)
         self.reschedule(schedule)
         self.compile_seconds = time.perf_counter() - started
 
@@ -86,8 +89,9 @@ class MpmdEngine:
         with own_context():
             step = Step(self._plan, self._spread(inputs))
             for action in self._order:
-                if inputs.backward or action.kind.forward:
+                if inputs.backward or is_forward(action):
                     step.compute(action)
+            step.end_reductions()
             loss = _sum_losses(step.losses(), inputs.loss_grad)
             grads = add_shared(step.gradients(), self._plan.arrays)
             aux = step.aux()

@@ -6,7 +6,7 @@ exchanged. On a mesh with other axes all ranks with the same stages run by the s
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from plait.backends.jax.compile import COMPILER_OPTIONS
 from plait.backends.jax.devices import beside, devices_for
 from plait.backends.jax.engine_mpmd import MpmdEngine
 from plait.backends.jax.private import own_context, shape_struct, spec
+from plait.backends.jax.sharded import step_tasks
 from plait.backends.jax.spmd.plan import Plan, make_plan
 from plait.backends.jax.spmd.pools import PHASES, collect_pools
 from plait.backends.jax.spmd.program import rank_program
@@ -71,7 +72,8 @@ class SpmdEngine:
         layouts: Mapping[str, Layout] | None = None,
     ) -> None:
         self._program, self._parts = program, mesh
-        self._spreads = Spreads(mesh, layouts or {})
+        axis, _ = program.shard_axis or (None, 1)
+        self._spreads = Spreads(mesh, layouts or {}, axis)
         num_ranks = schedule.num_ranks if mesh is None else mesh.num_ranks
         self._devices = devices_for(num_ranks, devices)
         self._submeshes = submeshes(mesh, self._devices)
@@ -81,6 +83,7 @@ class SpmdEngine:
         self.stages = tuple(range(program.num_stages))
         self.arrays = JaxArrays([Submesh(submesh.devices[:1]) for submesh in placed])
         self._moves = self.arrays if mesh is None else JaxArrays(placed, self._spreads)
+        self._step_tasks = step_tasks(program, placed, self._spreads)
         self.compile_seconds = 0.0
         self.reschedule(schedule)
 
@@ -100,7 +103,7 @@ class SpmdEngine:
         self._check_count(inputs)
         compiled = self._program_for(backward=inputs.backward)
         with own_context():
-            given = inputs if self._whole is None else self._whole.inputs(inputs)
+            given = inputs if self._whole is None else self._gathered(self._whole.inputs(inputs))
             pools = gather(compiled.over_ranks, [packer(given) for packer in compiled.packers])
             results = compiled.executable(compiled.table, pools)
             named: dict[tuple[str, int, str], jax.Array] = {}
@@ -112,7 +115,7 @@ class SpmdEngine:
                 for (pool, stage, name), x in named.items()
                 if pool.startswith("grads")
             }
-            grads = add_shared(partials, self._moves)
+            grads = add_shared(self._reduced(partials), self._moves)
             losses = [x for (pool, _, _), x in named.items() if pool == "loss"]
             loss = _sum_losses(losses[0], inputs.loss_grad) if losses else None
             aux = {name: x for (pool, _, name), x in named.items() if pool == "aux"}
@@ -173,6 +176,32 @@ class SpmdEngine:
         packers = tuple(Packer(*of_rank) for of_rank in staged)
         unpackers = tuple(Unpacker(*of_rank) for of_rank in staged)
         return _Compiled(plan, executable, table, over_ranks(self._mesh), packers, unpackers)
+
+    def _gathered(self, inputs: StepInputs) -> StepInputs:
+        """With whole parameters: one program cannot gather them between its tasks, so they are for the step."""
+        found: dict[str, jax.Array] = {}
+        for stage in self.stages:
+            begin = self._step_tasks.get((stage, "UNSHARD"))
+            if begin is not None:
+                names = [
+                    name for name, _ in self._program.task(stage, "UNSHARD").inputs_of("shard")
+                ]
+                shards = [self._moves.move(inputs.params[name], stage) for name in names]
+                found |= dict(zip(names, begin(shards)(), strict=True))
+        return replace(inputs, params={**inputs.params, **found})
+
+    def _reduced(
+        self, partials: dict[tuple[int, str], jax.Array]
+    ) -> dict[tuple[int, str], jax.Array]:
+        """With the gradients of sharded stages as their sums over the axis of the shards."""
+        found = dict(partials)
+        for stage in self.stages:
+            begin = self._step_tasks.get((stage, "REDUCE_GRAD"))
+            if begin is not None and partials:
+                task = self._program.task(stage, "REDUCE_GRAD")
+                keys = [(stage, name) for name, _ in task.inputs_of("param_grad")]
+                found |= dict(zip(keys, begin([partials[key] for key in keys])(), strict=True))
+        return found
 
     def _check_count(self, inputs: StepInputs) -> None:
         parts = 1 if self._parts is None else self._parts.num_parts

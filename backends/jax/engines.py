@@ -52,7 +52,8 @@ def build(
         )
     if engine == "spmd":
         return SpmdEngine(program, schedule, devices=device, mesh=mesh, layouts=layouts)
-    if mesh is None or len(device) >= mesh.num_ranks or not _is_replicas(mesh):
+    alone = mesh is not None and _is_replicas(mesh) and program.shard_axis is None
+    if mesh is None or len(device) >= mesh.num_ranks or not alone:
         return MpmdEngine(program, schedule, devices=device, mesh=mesh, layouts=layouts)
     ranks = mesh.groups((mesh.stage_axis,))
 

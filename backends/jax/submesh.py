@@ -23,6 +23,7 @@ from plait.backends.jax.private import spec
 from plait.core_ir import mesh as core_mesh
 from plait.core_ir.graph import Port
 from plait.core_ir.mesh import Layout, whole_type
+from plait.core_ir.shards import shard_layout
 from plait.core_ir.types import TensorType
 
 
@@ -47,10 +48,14 @@ class Spread:
 
 @dataclass(frozen=True)
 class Spreads:
-    """How the values of a program are spread over the submeshes of a mesh; without one nothing is."""
+    """How the values of a program are spread over the submeshes of a mesh; without one nothing is.
+
+    shard_axis: the axis over which parameters are sharded, if any are.
+    """
 
     mesh: core_mesh.Mesh | None = None
     layouts: Mapping[str, Layout] = field(default_factory=dict)
+    shard_axis: str | None = None
 
     @cached_property
     def rows(self) -> Spread:
@@ -75,6 +80,13 @@ class Spreads:
         """Of a parameter or a buffer, whole."""
         return Spread(self.layout(name), placement=self._placement(name))
 
+    def shard(self, name: str) -> Spread:
+        """Of the shards of a parameter, whose rows no auto axis cuts."""
+        layout, placement = self.layout(name), self._placement(name)
+        if self.shard_axis is not None:
+            layout = shard_layout(layout, self.shard_axis)
+        return Spread(layout, placement=((), *placement[1:]) if placement else ())
+
     def gradient(self, name: str) -> Spread:
         """Of a parameter's gradient, of which each device has its own."""
         return replace(self.by_device, placement=self._placement(name))
@@ -98,6 +110,8 @@ class Spreads:
                 return self.param(port.name)
             case "param_grad":
                 return self.gradient(port.name)
+            case "shard":
+                return self.shard(port.name)
             case "batch" | "rng_key":
                 return self.by_part
             case "loss_grad":

@@ -6,7 +6,7 @@ m D + d. Losses and gradients are sums over parts, in their order.
 
 import functools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,8 @@ import numpy as np
 
 from plait.backends.jax.arrays import Given, JaxArrays, on_host
 from plait.backends.jax.compile import CompiledTask, compile_task
-from plait.backends.jax.submesh import Spreads, Submesh, entries
+from plait.backends.jax.sharded import Sharded
+from plait.backends.jax.submesh import Spread, Spreads, Submesh, entries
 from plait.backends.replicas import check_replicable
 from plait.backends.runtime import StepInputs
 from plait.core_ir.arrays import array_type
@@ -44,11 +45,13 @@ class Whole:
         self._arrays = JaxArrays(submeshes, spreads)
         self._first_of_part = _first_of_parts(mesh)
         self._types = _value_types(program)
+        self._program, self.sharded = program, Sharded(program, spreads)
         self._sums: dict[int, tuple[tuple[str, ...], CompiledTask]] = {}
         for stage, types in _gradients_by_stage(program).items():
-            graph = sum_gradients(types, mesh, spreads)
-            reads = [spreads.gradient(name) for name in types]
-            gives = [spreads.param(name) for name in types]
+            types = {name: program.shard_types.get(name, type) for name, type in types.items()}
+            graph = sum_gradients(types, mesh, spreads, program.reduced_params)
+            reads = [self._summed(name) for name in types]
+            gives = [self._given(name) for name in types]
             task = compile_task(graph, submesh=submeshes[stage], reads=reads, gives=gives)
             self._sums[stage] = tuple(types), task
 
@@ -71,19 +74,25 @@ class Whole:
         found: dict[str, jax.Array] = {}
         for stage, (names, task) in self._sums.items():
             if names[0] in grads:  # else nothing ran backward
-                found.update(
-                    zip(
-                        names,
-                        task([self._gradient(name, grads[name], stage) for name in names]),
-                        strict=True,
-                    )
-                )
+                own = [self._gradient(name, grads[name], stage) for name in names]
+                for name, grad in zip(names, task(own), strict=True):
+                    found[name] = self.sharded.unpadded(name, grad)
         return found
 
     def _gradient(self, name: str, grad: jax.Array, stage: int) -> jax.Array:
         if self._spreads.has_auto:  # so far it may lie as the compiler chose
-            return self._arrays.put(grad, stage, self._spreads.gradient(name))
+            return self._arrays.put(grad, stage, self._summed(name))
         return self._arrays.move(grad, stage)
+
+    def _summed(self, name: str) -> Spread:
+        """How the gradients lie that are summed."""
+        is_reduced = name in self._program.reduced_params
+        return self._spreads.by_device if is_reduced else self._spreads.gradient(name)
+
+    def _given(self, name: str) -> Spread:
+        """How a parameter lies that a step is given, and its gradient in the end."""
+        is_sharded = name in self._program.shard_types
+        return self._spreads.shard(name) if is_sharded else self._spreads.param(name)
 
     def loss(self, loss: jax.Array) -> jax.Array:
         """The sum of the losses of all parts."""
@@ -111,7 +120,7 @@ class Whole:
                     f"{name!r} is cut over {', '.join(axes_of(layout))} and has to be given whole, as {wanted}; got "
                     f"{array_type(array)}"
                 )
-        return Given(array, self._spreads.param(name))
+        return Given(self.sharded.padded(name, array), self._given(name))
 
     def _parts(self, parts: Sequence[Mapping[str, Any]]) -> dict[str, Given]:
         """The leaves of all parts of one microbatch, each in one array."""
@@ -121,12 +130,19 @@ class Whole:
         }
 
 
-def sum_gradients(types: Mapping[str, TensorType], mesh: Mesh, spreads: Spreads) -> Graph:
-    """Each gradient as a device has it -> the sum over the data axes that do not cut its parameter."""
+def sum_gradients(
+    types: Mapping[str, TensorType], mesh: Mesh, spreads: Spreads, reduced: Collection[str] = ()
+) -> Graph:
+    """Each gradient as a device has it -> the sum over the data axes that do not cut its parameter.
+
+    reduced: names of those that are sums over the axis of the shards already.
+    """
     b = Builder("sum_gradients")
     for name, type in types.items():
         grad = b.input(type, "param_grad", name)
         for axis in mesh.summed_axes(name, spreads.layout(name)):
+            if name in reduced and axis == spreads.shard_axis:
+                continue
             started = b(all_reduce, grad, axis=axis, size=mesh.axes[axis], reduction="sum")
             grad = b(wait, started)
         b.output(grad, "param_grad", name)

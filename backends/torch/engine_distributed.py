@@ -35,7 +35,7 @@ from plait.core_ir.errors import UsageError
 from plait.core_ir.mesh import Layout, Mesh
 from plait.core_ir.program import STEP_KINDS, EdgeKind, Program, TaskKind
 from plait.core_ir.schedule.ir import Action
-from plait.core_ir.schedule.kinds import REDUCE_GRAD, RESHARD, UNSHARD, ActionKind
+from plait.core_ir.schedule.kinds import REDUCE_GRAD
 from plait.core_ir.schedule.rewrite import add_reductions
 from plait.core_ir.schedule.schedule import Schedule
 from plait.core_ir.schedule.times import Times
@@ -205,8 +205,10 @@ class DistributedEngine:
                     for part in action.parts:
                         self._open_mail(step, mail, part)
                     compute(step, action)
-                elif action.stage is not None:
-                    sums += self._change(step, action.kind, action.stage)
+                elif action.kind.has_stage:
+                    step.compute(action)
+                    if action.kind is REDUCE_GRAD:
+                        sums += self._start_sums(step, action.stage)
             mail.finish()
             for stage, name in sorted(step.end_reductions()):
                 sums += self.standing.sums_of_reduced(name).start_sum(step.gradients()[stage, name])
@@ -215,18 +217,7 @@ class DistributedEngine:
         except Exception as error:
             self.group.fail(error, f"in {_described(action)}")
 
-    def _change(self, step: Step, kind: ActionKind, stage: int) -> list[Work]:
-        """Gather or free a stage's parameters, or begin to reduce its gradients: what to wait for in the end."""
-        if kind is UNSHARD:
-            step.unshard(stage)
-        elif kind is RESHARD:
-            step.reshard(stage)
-        elif kind is REDUCE_GRAD:
-            step.reduce_grad(stage)
-            return self._start_sums(step, stage)
-        return []
-
-    def _start_sums(self, step: Step, stage: int) -> list[Work]:
+    def _start_sums(self, step: Step, stage: int | None) -> list[Work]:
         """Begin to add those of a stage's gradients over replicas that no task reduces, in one order on all of them."""
         own = sorted(key for key in step.gradients() if key[0] == stage)
         return [

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from plait.backends.order import linear_order
+from plait.backends.order import is_forward, linear_order
 from plait.backends.parts import pairs_here, parted_pair
 from plait.backends.runtime import Begin, Plan, Spans, StepInputs, StepOutputs, task_graphs
 from plait.backends.spans import Recorder, by_rank
@@ -112,8 +112,9 @@ class LocalEngine:
         """One step."""
         step = Step(self._plan, inputs)
         for action in self._order:
-            if inputs.backward or action.kind.forward:
+            if inputs.backward or is_forward(action):
                 step.compute(action)
+        step.end_reductions()
         return collect(step)
 
     @torch.no_grad()
@@ -123,6 +124,7 @@ class LocalEngine:
         for step in timer.steps(self._plan, inputs):
             for action in self._order:
                 step.compute(action)
+            step.end_reductions()
         return task_times(timer.rounds, len(self.stages), timer.pair_rounds)
 
     @torch.no_grad()
@@ -133,6 +135,7 @@ class LocalEngine:
         step = Step(self._plan, inputs)
         for action in self._order:
             recorder.run(step, action)
+        step.end_reductions()
         return by_rank(recorder.spans, self._placement, recorder.began)
 
 

@@ -3,6 +3,7 @@
 Threads share the artifacts, and meet in the collectives of their tasks.
 """
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
@@ -12,11 +13,13 @@ import torch
 from plait.backends.replicas import check_replicable, interleave, own_part
 from plait.backends.runtime import Spans, StepInputs, StepOutputs
 from plait.backends.torch.engine_local import LocalEngine
+from plait.backends.torch.shards import Shards
 from plait.backends.torch.threads import Threads
 from plait.core_ir.mesh import Layout, Mesh, axes_of, part_of
 from plait.core_ir.program import Program
 from plait.core_ir.schedule.schedule import Schedule
 from plait.core_ir.schedule.times import Times
+from plait.core_ir.shards import shard_layout
 
 
 class LocalMeshEngine:
@@ -38,7 +41,11 @@ class LocalMeshEngine:
         self._types = {**program.param_types, **program.buffer_types}
         self._ranks = [n for n, place in enumerate(mesh.places()) if place[mesh.stage_axis] == 0]
         self._places = [mesh.place(rank) for rank in self._ranks]
-        self._threads = Threads(self._places, {axis: mesh.axes[axis] for axis in mesh.named_axes})
+        self._program = program
+        self._shards = [Shards(program, place) for place in self._places]
+        axis, _ = program.shard_axis or (None, 1)
+        named = (*mesh.named_axes, axis) if axis else mesh.named_axes
+        self._threads = Threads(self._places, {each: mesh.axes[each] for each in named})
         self._threads.enter()
         self._local = LocalEngine(program, schedule, device=device, codegen=codegen)
         self.stages, self.arrays = self._local.stages, self._local.arrays
@@ -85,9 +92,18 @@ class LocalMeshEngine:
         place = self._places[number]
         return replace(
             own,
-            params={name: self._part(name, x, place) for name, x in own.params.items()},
+            params={
+                name: self._shard(name, self._part(name, x, place), number)
+                for name, x in own.params.items()
+            },
             buffers={name: self._part(name, x, place) for name, x in own.buffers.items()},
         )
+
+    def _shard(self, name: str, part: Any, number: int) -> Any:
+        shards = self._shards[number]
+        if name not in shards:
+            return part
+        return shards.padded(name, self.arrays.move(shards.own(name, part), 0))
 
     def _part(self, name: str, array: Any, place: Mapping[str, int]) -> Any:
         return part_of(array, self._layouts.get(name, ()), self._mesh.axes, place)
@@ -98,9 +114,13 @@ class LocalMeshEngine:
 
     def _whole(self, name: str, parts: list[torch.Tensor]) -> torch.Tensor:
         """The sum over axes over which gradients are added up, and the parts along axes that cut it, joined."""
-        layout = self._layouts.get(name, ())
+        layout, (shards, _) = self._layouts.get(name, ()), self._program.shard_axis or (None, 1)
+        if shards and name in self._program.shard_types:
+            layout = shard_layout(layout, shards)
         cut = axes_of(layout)
         along = {*cut, *self._mesh.summed_axes(name, layout)}
+        if name in self._program.reduced_params and shards not in cut:
+            along.discard(shards)  # all have the sum
         sums: dict[tuple[int, ...], torch.Tensor] = {}
         for place, part in zip(self._places, parts, strict=True):
             if self._counts(place, along):
@@ -116,4 +136,10 @@ class LocalMeshEngine:
         whole = parts[0].new_empty(shape)
         for key, part in sums.items():
             part_of(whole, layout, axes, dict(zip(cut, key, strict=True))).copy_(part)
-        return whole
+        if name not in self._program.shard_types:
+            return whole
+        # What each part of dim 0 ends with only fills its last shard up.
+        num_rows = self._program.param_types[name].shape[0]
+        num_parts = math.prod(axes[each] for each in layout[0] if each != shards)
+        by_part = whole.reshape(num_parts, -1, *whole.shape[1:])[:, :num_rows]
+        return by_part.reshape(-1, *whole.shape[1:])

@@ -26,11 +26,12 @@ def placed(
     """The leaves, parameters with their placements; and the axes that these name, with the parameter that does.
 
     An array may lie over any axes, those of another mesh too: only those count that this one has beside that of the
-    stages, and that nothing is mapped over. CaptureError for metadata that names an axis which the mesh lacks,
-    UsageError where an axis does not divide its dim.
+    stages, and that nothing is mapped over. Shards of our own, too, are held so: their axis does not count either.
+    CaptureError for metadata that names an axis which the mesh lacks, UsageError where an axis does not divide its dim.
     """
     mapped = {*collective_axes(graph)}.union(*(axes_of(leaf.layout) for leaf in leaves))
-    free = {axis for axis in mesh.other_axes if axis not in mapped and mesh.axes[axis] > 1}
+    ours = {*mapped, mesh.shard_axis}
+    free = {axis for axis in mesh.other_axes if axis not in ours and mesh.axes[axis] > 1}
     found = {**_by_metadata(view, mesh), **_by_arrays(view)}
     result, axes = [], dict[str, str]()
     for leaf in leaves:

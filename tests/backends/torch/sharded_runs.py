@@ -10,10 +10,13 @@ import jax.numpy as jnp
 import pytest
 import torch
 import torch.distributed as dist
+from mesh_programs import mesh_of, tensor_parallel
 from torch import Tensor, nn
 
 import plait
-from plait.passes import Passes, Sharding
+from plait.backends.torch import engines
+from plait.core_ir.schedule import build
+from plait.passes import Passes, Sharding, shard_parameters
 
 ROWS = 16
 
@@ -270,6 +273,25 @@ def jax_model() -> None:
         )
 
 
+def parts_of_parts() -> None:
+    """Parameters that another axis cuts already, given whole: so are the gradients."""
+    made = tensor_parallel(
+        1, mesh_of({"data": 2, "stage": 1, "model": 2}, data=["data"], named=["model"])
+    )
+    program = shard_parameters(made.program, Sharding("data"), 2)
+    engine = engines.build(
+        program,
+        build("1f1b", 1, 4),
+        engine="distributed",
+        device=torch.device("cpu"),
+        codegen="eager",
+        mesh=made.mesh,
+        layouts=made.layouts,
+    )
+    inputs = made.inputs(4)
+    made.check(engine.run(inputs), inputs)
+
+
 def mistakes() -> None:
     model = layers(4)
     pipeline = compiled(model, MESH, passes=Passes(sharding=Sharding("data")))
@@ -281,7 +303,7 @@ def mistakes() -> None:
     )
     raises(
         lambda: compiled(model, MESH, passes=Passes(sharding=Sharding("tensor"))),
-        r"Sharding\('tensor'\): .* has the data axes 'data'",
+        r"Sharding\('tensor'\): .*these are 'data'",
     )
 
 
@@ -304,7 +326,7 @@ RUNS: dict[str, Callable[[], None]] = {
     run.__name__: run
     for run in (
         *(schedules, buckets, inductor, shared, frozen, some_stages, wide_reduction, four, hybrid),
-        *(on_meta, jax_model, mistakes, profiled),
+        *(on_meta, jax_model, parts_of_parts, mistakes, profiled),
     )
 }
 
