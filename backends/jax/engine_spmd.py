@@ -18,20 +18,21 @@ from plait.backends.jax.arrays import JaxArrays
 from plait.backends.jax.compile import COMPILER_OPTIONS
 from plait.backends.jax.devices import beside, devices_for
 from plait.backends.jax.engine_mpmd import MpmdEngine
+from plait.backends.jax.hlo import parse
 from plait.backends.jax.private import own_context, shape_struct, spec
 from plait.backends.jax.sharded import step_tasks
 from plait.backends.jax.spmd.plan import Plan, make_plan
-from plait.backends.jax.spmd.pools import PHASES, collect_pools
-from plait.backends.jax.spmd.program import rank_program
-from plait.backends.jax.spmd.staging import Packer, Unpacker, gather, input_types, scatter
+from plait.backends.jax.spmd.pools import INPUT_POOLS, PHASES, collect_pools
+from plait.backends.jax.spmd.program import RESULT_POOLS, rank_program
+from plait.backends.jax.spmd.staging import Packer, Unpacker, gather, pool_types, scatter
 from plait.backends.jax.spmd.ticks import assign_ticks, pairs_of
 from plait.backends.jax.spmd.wiring import wire
-from plait.backends.jax.submesh import Spreads, Submesh, submeshes
+from plait.backends.jax.submesh import Spread, Spreads, Submesh, submeshes
 from plait.backends.jax.whole import Whole
 from plait.backends.runtime import Spans, StepInputs, StepOutputs
 from plait.backends.step import add_shared
 from plait.core_ir import mesh as core_mesh
-from plait.core_ir.errors import BatchError, UsageError
+from plait.core_ir.errors import BatchError, UnsupportedError, UsageError
 from plait.core_ir.mesh import Layout
 from plait.core_ir.program import Program, TaskKind
 from plait.core_ir.schedule.ir import ActionTable
@@ -48,7 +49,7 @@ class _Compiled:
     plan: Plan
     executable: jax.stages.Compiled
     table: jax.Array
-    over_ranks: NamedSharding
+    input_types: Mapping[str, tuple[jax.ShapeDtypeStruct, ...]]
     packers: tuple[Packer, ...]
     unpackers: tuple[Unpacker, ...]
 
@@ -104,10 +105,11 @@ class SpmdEngine:
         compiled = self._program_for(backward=inputs.backward)
         with own_context():
             given = inputs if self._whole is None else self._gathered(self._whole.inputs(inputs))
-            pools = gather(compiled.over_ranks, [packer(given) for packer in compiled.packers])
+            packed = [packer(given) for packer in compiled.packers]
+            pools = gather(compiled.input_types, packed, self._submeshes)
             results = compiled.executable(compiled.table, pools)
             named: dict[tuple[str, int, str], jax.Array] = {}
-            parts = scatter(results, self._submeshes, self._spreads)
+            parts = scatter(compiled.plan, results, self._submeshes, self._spreads)
             for part, unpacker in zip(parts, compiled.unpackers, strict=True):
                 named.update(unpacker(part))
             partials = {
@@ -159,14 +161,18 @@ class SpmdEngine:
     def _program_for(self, *, backward: bool) -> _Compiled:
         if backward not in self._compiled:
             started = time.perf_counter()
-            with own_context():
+            with own_context(self._mesh if self._spreads.has_auto else None):
                 self._compiled[backward] = self._compile(PHASES if backward else ("F",))
             self.compile_seconds += time.perf_counter() - started
         return self._compiled[backward]
 
     def _compile(self, kinds: Sequence[TaskKind]) -> _Compiled:
-        plan, traced = trace_program(self._program, self._schedule, self._mesh, kinds)
+        plan, traced = trace_program(
+            self._program, self._schedule, self._mesh, kinds, self._spreads
+        )
         executable = traced.lower().compile(compiler_options=COMPILER_OPTIONS)
+        if self._spreads.has_auto:
+            check_exchanges(executable)
         placement, (stages, *_) = self._schedule.placement, self._mesh.axis_names
         table = jax.device_put(plan.table, NamedSharding(self._mesh, spec(stages)))
         staged = [
@@ -175,7 +181,8 @@ class SpmdEngine:
         ]
         packers = tuple(Packer(*of_rank) for of_rank in staged)
         unpackers = tuple(Unpacker(*of_rank) for of_rank in staged)
-        return _Compiled(plan, executable, table, over_ranks(self._mesh), packers, unpackers)
+        types = _pool_types(plan, self._mesh, self._spreads, INPUT_POOLS)
+        return _Compiled(plan, executable, table, types, packers, unpackers)
 
     def _gathered(self, inputs: StepInputs) -> StepInputs:
         """With whole parameters: one program cannot gather them between its tasks, so they are for the step."""
@@ -214,15 +221,21 @@ class SpmdEngine:
 
 
 def trace_program(
-    program: Program, schedule: ActionTable, mesh: Mesh, kinds: Sequence[TaskKind] = PHASES
+    program: Program,
+    schedule: ActionTable,
+    mesh: Mesh,
+    kinds: Sequence[TaskKind] = PHASES,
+    spreads: Spreads | None = None,
 ) -> tuple[Plan, jax.stages.Traced]:
     """The one program for the tasks of these kinds, traced: it can be lowered for platforms that are not here.
 
     The first axis of `mesh` is that of the stages; it has a device for each rank. Trace and lower it inside
-    `jax.enable_x64(True)`.
+    `jax.enable_x64(True)`; with auto axes, which `spreads` says, inside `jax.set_mesh(mesh)` too.
     """
+    spreads = Spreads() if spreads is None else spreads
     placement, num_ranks = schedule.placement, schedule.num_ranks
-    pools = collect_pools(program, placement, num_ranks, kinds)
+    placements = spreads.mesh.placements if spreads.mesh and spreads.has_auto else None
+    pools = collect_pools(program, placement, num_ranks, kinds, placements)
     tasks = wire(program, pools, placement, kinds)
     ticks = assign_ticks(schedule, program, backward="I" in kinds)
     plan = make_plan(
@@ -234,19 +247,36 @@ def trace_program(
         schedule.num_microbatches,
         num_ranks,
     )
-    stages, ranks = mesh.axis_names[0], over_ranks(mesh)
+    stages, manual = mesh.axis_names[0], manual_axes(mesh, spreads)
+    ranks = spec(manual)
     # Replication checking stays off: tasks hold no derivatives to which it could add a sum.
     mapped = jax.shard_map(
         rank_program(plan, stages),
         mesh=mesh,
-        in_specs=(spec(stages), ranks.spec),
-        out_specs=ranks.spec,
+        in_specs=(spec(stages), ranks),
+        out_specs=ranks,
+        axis_names=frozenset(manual),
         check_vma=False,
     )
     by_stage = NamedSharding(mesh, spec(stages))
     table = shape_struct(plan.table.shape, plan.table.dtype, by_stage)
-    traced: jax.stages.Traced = jax.jit(mapped).trace(table, input_types(plan, ranks))
+    results = _pool_types(plan, mesh, spreads, RESULT_POOLS)
+    shardings = jax.tree.map(lambda x: x.sharding, results)
+    traced: jax.stages.Traced = jax.jit(mapped, out_shardings=shardings).trace(
+        table, _pool_types(plan, mesh, spreads, INPUT_POOLS)
+    )
     return plan, traced
+
+
+def check_exchanges(executable: jax.stages.Compiled) -> None:
+    """UnsupportedError where XLA moves values within a task in a way that all devices meet for, whatever they run."""
+    for depth, instruction in parse(executable.as_text() or "").walk():
+        if depth > 1 and instruction.opcode.startswith("collective-permute"):
+            raise UnsupportedError(
+                "engine='spmd': as the model is annotated XLA permutes values among devices within a task, which ranks "
+                "with other tasks would have to take part in; annotate so that no value changes the dim along which it "
+                "is cut, or use engine='mpmd'"
+            )
 
 
 def stage_mesh(devices: Sequence[jax.Device]) -> Mesh:
@@ -263,9 +293,16 @@ def whole_mesh(ranks: Sequence[Submesh], mesh: core_mesh.Mesh | None) -> Mesh:
     return Mesh(grid.reshape(len(ranks), *others.values()), (stages, *others))
 
 
-def over_ranks(mesh: Mesh) -> NamedSharding:
-    """Of an array whose dim 0 is cut over all devices."""
-    return NamedSharding(mesh, spec(tuple(mesh.axis_names)))
+def manual_axes(mesh: Mesh, spreads: Spreads) -> tuple[str, ...]:
+    """The axes of a mesh of devices that are not left to the compiler."""
+    auto = () if spreads.mesh is None else spreads.mesh.auto_axes
+    return tuple(axis for axis in mesh.axis_names if axis not in auto)
+
+
+def _pool_types(
+    plan: Plan, mesh: Mesh, spreads: Spreads, pools: Sequence[str]
+) -> dict[str, tuple[jax.ShapeDtypeStruct, ...]]:
+    return pool_types(plan, mesh, Spread((manual_axes(mesh, spreads),)), pools)
 
 
 def _kinds(schedule: ActionTable) -> set[ActionKind]:

@@ -9,7 +9,7 @@ from plait.backends.jax.engine_mpmd import MpmdEngine
 from plait.backends.jax.engine_spmd import SpmdEngine
 from plait.backends.replicas import ReplicatedEngine
 from plait.backends.runtime import Engine
-from plait.core_ir.errors import UnsupportedError, UsageError
+from plait.core_ir.errors import UsageError
 from plait.core_ir.mesh import Layout, Mesh
 from plait.core_ir.program import Program
 from plait.core_ir.schedule.schedule import Schedule
@@ -45,11 +45,6 @@ def build(
     """
     if mesh is not None and mesh.num_ranks == schedule.num_ranks:
         mesh = None  # all other axes are of one rank
-    if engine == "spmd" and mesh is not None and mesh.auto_axes:
-        raise UnsupportedError(
-            f"engine='spmd' leaves no axis to XLA's partitioning, and the model's annotations do so with "
-            f"{', '.join(map(repr, mesh.auto_axes))}; use engine='mpmd'"
-        )
     if engine == "spmd":
         return SpmdEngine(program, schedule, devices=device, mesh=mesh, layouts=layouts)
     alone = mesh is not None and _is_replicas(mesh) and program.shard_axis is None

@@ -218,12 +218,3 @@ def entries(x: jax.Array) -> list[jax.Array]:
     for shard in x.addressable_shards:
         found.setdefault(shard.index[0].start or 0, shard.data)
     return [found[start] for start in sorted(found)]
-
-
-def joined(pieces: Sequence[jax.Array], sharding: Sharding) -> jax.Array:
-    """One array of what each device holds of its dim 0, in order."""
-    first = pieces[0]
-    if len(pieces) == 1:
-        return first
-    shape = (len(pieces) * first.shape[0], *first.shape[1:])
-    return jax.make_array_from_single_device_arrays(shape, sharding, list(pieces))

@@ -106,7 +106,7 @@ MESHES = [
 ]
 
 
-@pytest.mark.parametrize("engine", ["mpmd"])
+@pytest.mark.parametrize("engine", ["mpmd", "spmd"])
 @pytest.mark.parametrize(("axes", "schedule"), MESHES)
 def test_kernels_annotated_by_nnx(engine: str, axes: dict[str, int], schedule: str) -> None:
     mesh = tensor_mesh(axes["tensor"])
@@ -144,6 +144,23 @@ def test_products_are_partitioned() -> None:
     weights = text_of(pipeline, 1, "W")
     assert products(weights) <= {f"{DIM},{own}", f"{own},{DIM}"}
     assert "all-gather" not in weights  # each rank keeps its part of the gradients
+
+
+def test_products_of_the_one_program_are_partitioned() -> None:
+    pipeline = check(
+        mlp_loss,
+        MLP(2, tensor_mesh()),
+        mlp_batch(),
+        num_microbatches=2,
+        mesh={"stage": 2, "tensor": 2},
+        engine="spmd",
+    )
+    engine: Any = pipeline.engine
+    text, own = engine.compiled_text(), HIDDEN // 2
+    forward, weights = {f"4,{own}", f"4,{DIM}"}, {f"{DIM},{own}", f"{own},{DIM}"}
+    assert products(text) == forward | weights
+    assert "all-reduce" in text
+    assert "all-gather" not in text
 
 
 def test_activations_annotated_alone() -> None:
@@ -186,6 +203,22 @@ def test_a_batch_annotated_over_an_axis_is_whole_along_it() -> None:
     assert products(text_of(pipeline, 0, "F")) == {f"2,{DIM}"}
 
 
+def turned(w: Any, x: Any) -> Any:
+    """Each device needs a part of what its neighbour has."""
+    h = laid(jnp.tanh(plait.stage_boundary(x @ w["a"])), None, "tensor")
+    return jnp.mean(laid(jnp.roll(h, 1, 1), None, "tensor") ** 2)
+
+
+def test_a_permute_within_a_task_is_for_mpmd_alone() -> None:
+    """XLA has all devices of a program meet in one, and those of another stage run another task."""
+    mesh = {"stage": 2, "tensor": 2}
+    pipeline = check(turned, W, X, num_microbatches=2, mesh=mesh)
+    assert "collective-permute" in text_of(pipeline, 1, "F")
+    refused(turned, UnsupportedError, "engine='spmd': .* use engine='mpmd'", engine="spmd")
+
+
+W, X = {k: jnp.eye(DIM) + 0.1 for k in "ab"}, mlp_batch()["x"]
+
 CONFIG = replace(llama_config.CONFIGS["tiny"], num_layers=2, seq_len=8, dim=32, hidden_dim=48)
 COLUMNS, ROWS_OF = ("wq", "wk", "wv", "w1", "w3", "head"), ("wo", "w2", "tok_embed")
 
@@ -223,7 +256,7 @@ def llama_loss(model: llama.Llama, batch: Any) -> Any:
     return llama.cross_entropy(logits.astype(jnp.float32), batch["targets"])
 
 
-@pytest.mark.parametrize("engine", ["mpmd"])
+@pytest.mark.parametrize("engine", ["mpmd", "spmd"])
 def test_llama(engine: str) -> None:
     batch = next(llama_config.batches(CONFIG, "train", 4, seed=0))
     wanted = reference(llama.loss_fn, llama.build(CONFIG), batch, num_microbatches=2)
@@ -240,8 +273,6 @@ def test_llama(engine: str) -> None:
 
 
 # What is refused.
-
-W, X = {k: jnp.eye(DIM) for k in "ab"}, mlp_batch()["x"]
 
 
 def constrained(*spec: Any, mesh: Mesh | None = None) -> Loss:

@@ -1,7 +1,9 @@
 """How bundles of arrays of unlike types share fixed fields: what an spmd program needs, where all ranks have one type.
 
 Types that stand in every bundle are fields of their own, leaf by leaf; what is left over is packed, one vector for
-each dtype, as long as the longest bundle asks. Nothing is cast. Arrays without elements take no room.
+each dtype, as long as the longest bundle asks. Nothing is cast. Arrays without elements take no room. With auto axes
+every type has fields of its own: a vector of arrays one behind the other cannot lie over devices as each of them does,
+and would be whole on each.
 """
 
 from collections import Counter
@@ -32,15 +34,15 @@ class Layout:
     num_leaves: int
 
     @classmethod
-    def of(cls, bundles: Iterable[Bundle]) -> "Layout":
-        """The fields that hold any one of these bundles."""
+    def of(cls, bundles: Iterable[Bundle], *, packs: bool = True) -> "Layout":
+        """The fields that hold any one of these bundles. packs: what is not in all of them shares a field."""
         counts = [Counter(t for t in bundle if t.size) for bundle in bundles]
         counts = [count for count in counts if count]
         if not counts:
             return cls((), 0)
         common = counts[0].copy()
         for count in counts[1:]:
-            common &= count
+            common = common & count if packs else common | count
         leaves = tuple(common.elements())
         lengths: dict[DType, int] = {}
         for count in counts:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from plait.backends.jax.spmd.layout import Layout, Place
+from plait.core_ir import mesh
 from plait.core_ir.errors import UnsupportedError, VerifyError
 from plait.core_ir.graph import Port, Role
 from plait.core_ir.program import Program, Stage, TaskKind
@@ -49,17 +50,35 @@ class Pools:
     bundles: for each pool, what a row of each owner holds; the owner is a rank for `microbatch`, else a stage.
     offsets: for each pool of messages, how many ranks further on its rows are read.
     arrivals: by target stage and input port.
+    placements: of parameters over auto axes; None where there are none.
     """
 
     bundles: Mapping[str, Mapping[int, Ports]]
     offsets: Mapping[str, int]
     arrivals: Mapping[tuple[int, Port], Arrival]
+    placements: Mapping[str, mesh.Layout] | None = None
+
+    def placement(self, port: Port) -> mesh.Layout:
+        """How what stands at a port lies over auto axes, so far as that is known."""
+        is_placed = port.role in ("param", "param_grad")
+        return self.placements.get(port.name, ()) if is_placed and self.placements else ()
+
+    def cuts(self, pool: str) -> tuple[mesh.Layout, ...]:
+        """How the arrays of a pool's fields, `[devices, rows, *field]`, lie over auto axes: as what stands in them."""
+        found: list[set[mesh.Layout]] = [set() for _ in self.layouts[pool].fields]
+        for owner, ports in self.bundles[pool].items():
+            for port in ports:
+                place = self.place(pool, owner, port)
+                if place.field is not None:
+                    found[place.field].add(self.placement(port))
+        return tuple(((), (), *one.pop()) if len(one) == 1 else () for one in found)
 
     @cached_property
     def layouts(self) -> dict[str, Layout]:
         """The fields of each pool."""
+        packs = self.placements is None
         return {
-            pool: Layout.of(list(ports.values()) for ports in owners.values())
+            pool: Layout.of((list(p.values()) for p in owners.values()), packs=packs)
             for pool, owners in self.bundles.items()
         }
 
@@ -92,7 +111,11 @@ class _Collector:
 
 
 def collect_pools(
-    program: Program, placement: Sequence[int], num_ranks: int, kinds: Sequence[TaskKind] = PHASES
+    program: Program,
+    placement: Sequence[int],
+    num_ranks: int,
+    kinds: Sequence[TaskKind] = PHASES,
+    placements: Mapping[str, mesh.Layout] | None = None,
 ) -> Pools:
     """The pools of these kinds of task. Pools of inputs are those of all kinds, so that one staging serves any kinds.
 
@@ -127,7 +150,7 @@ def collect_pools(
         arrived = {port for target, port in arrivals if target == stage.index}
         in_pair = any(backward == stage.index for _, backward in program.pairs)
         _collect_saved(collector, stage, kinds, arrived, ("B",) if in_pair else ())
-    return Pools(collector.bundles, offsets, arrivals)
+    return Pools(collector.bundles, offsets, arrivals, placements)
 
 
 def inputs(stage: Stage, kinds: Iterable[TaskKind]) -> Ports:

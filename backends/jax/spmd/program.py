@@ -16,11 +16,12 @@ import numpy as np
 from jax import lax
 
 from plait.backends.jax.emit import emit
-from plait.backends.jax.private import barrier, permute
+from plait.backends.jax.private import barrier, constrain, permute
 from plait.backends.jax.spmd.layout import Place, pack, unpack
 from plait.backends.jax.spmd.plan import Plan
 from plait.backends.jax.spmd.pools import INPUT_POOLS
 from plait.backends.jax.spmd.wiring import Body, Wired
+from plait.core_ir import mesh
 
 Fields: TypeAlias = tuple[jax.Array, ...]
 State: TypeAlias = dict[str, Fields]
@@ -70,7 +71,10 @@ def _empty_state(plan: Plan) -> dict[str, Fields]:
         if pool in INPUT_POOLS:
             continue
         rows = plan.num_rows[pool]
-        state[pool] = tuple(lax.full((rows, *t.shape), 0, t.dtype.numpy) for t in layout.fields)
+        state[pool] = tuple(
+            _placed(lax.full((rows, *t.shape), 0, t.dtype.numpy), cut[1:])
+            for t, cut in zip(layout.fields, plan.pools.cuts(pool), strict=True)
+        )
         if plan.is_remote(pool):
             fields = (lax.full(t.shape, 0, t.dtype.numpy) for t in layout.fields)
             state[outbox(pool)] = tuple(fields)
@@ -126,18 +130,23 @@ def _branch(plan: Plan, task: Wired) -> Callable[[jax.Array, State], tuple[Field
             if key not in rows:
                 at = entry[plan.columns["read", task.kind, *key]]
                 rows[key] = tuple(_row(x, at) for x in pools[read.pool])
-            values.append(unpack(read.place, read.type, rows[key]))
+            values.append(_placed(unpack(read.place, read.type, rows[key]), read.placement))
         operands = barrier(values)
         everything = (*operands, *barrier(function(*operands)))
         fresh = []
         for pool in plan.written[task.kind]:
             writes = [w for w in task.writes if w.pool == pool]
             places: list[Place] = [w.place for w in writes]
-            arrays = [everything[w.value] for w in writes]
+            arrays = [_placed(everything[w.value], w.placement) for w in writes]
             fresh.append(tuple(pack(plan.layouts[pool], places, arrays)))
         return tuple(fresh)
 
     return run
+
+
+def _placed(x: jax.Array, placement: mesh.Layout) -> jax.Array:
+    """x, laid over auto axes; as it is where nothing is known of it."""
+    return constrain(x, [over or None for over in placement]) if any(placement) else x
 
 
 def _row(x: jax.Array, at: jax.Array, *, keepdims: bool = False) -> jax.Array:

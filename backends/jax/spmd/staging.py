@@ -1,42 +1,65 @@
 """Arrays in and out of an spmd program: packed where each rank's stages run, and the results taken apart there."""
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 from jax import lax
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 
 from plait.backends.jax.arrays import content
 from plait.backends.jax.compile import compile_function
-from plait.backends.jax.private import shape_struct
+from plait.backends.jax.private import shape_struct, spec
 from plait.backends.jax.spmd.layout import pack, unpack
 from plait.backends.jax.spmd.plan import Plan
 from plait.backends.jax.spmd.pools import INPUT_POOLS
 from plait.backends.jax.spmd.program import RESULT_POOLS, Fields
-from plait.backends.jax.submesh import Spreads, Submesh, entries, joined
+from plait.backends.jax.submesh import Spread, Spreads, Submesh
 from plait.backends.runtime import StepInputs
-from plait.core_ir.graph import Port
+from plait.core_ir.graph import Port, Role
+from plait.core_ir.mesh import Layout, axes_of
 from plait.core_ir.types import TensorType
+
+_ROLES: Mapping[str, Role] = MappingProxyType(
+    {"state": "buffer", "grads.I": "param_grad", "grads.W": "param_grad"}
+)
+"""The role of what stands in a pool of results."""
 
 Item: TypeAlias = tuple[Port, int]
 """A port and the microbatch it is for (0 where it is for all)."""
 
 
-def input_types(plan: Plan, sharding: NamedSharding) -> dict[str, tuple[jax.ShapeDtypeStruct, ...]]:
-    """The input pools of the whole program, `[devices, rows, *field]`."""
+def pool_types(
+    plan: Plan, devices: Mesh, rows: Spread, pools: Sequence[str]
+) -> dict[str, tuple[jax.ShapeDtypeStruct, ...]]:
+    """Those of these pools that there are as arrays over all devices, `[devices, rows, *field]`.
+
+    rows: how dim 0 is cut. Along auto axes all devices have one entry.
+    """
+    count = math.prod(devices.shape[axis] for axis in axes_of(rows.layout))
+
+    def field(pool: str, type_: TensorType, cut: Layout) -> jax.ShapeDtypeStruct:
+        sharding = NamedSharding(devices, spec(*replace(rows, placement=cut).cuts))
+        return shape_struct((count, plan.num_rows[pool], *type_.shape), type_.dtype.numpy, sharding)
+
     return {
         pool: tuple(
-            shape_struct(
-                (sharding.mesh.size, plan.num_rows[pool], *t.shape), t.dtype.numpy, sharding
-            )
-            for t in plan.layouts[pool].fields
+            field(pool, t, cut)
+            for t, cut in zip(plan.layouts[pool].fields, plan.pools.cuts(pool), strict=True)
         )
-        for pool in INPUT_POOLS
+        for pool in pools
         if pool in plan.layouts
     }
+
+
+def _of_fields(plan: Plan, pools: Iterable[str], spreads: Spreads) -> list[Spread]:
+    """How the fields of these pools are spread over a submesh."""
+    return [replace(spreads.rows, placement=cut) for pool in pools for cut in plan.pools.cuts(pool)]
 
 
 class Packer:
@@ -70,8 +93,7 @@ class Packer:
         self._types = [types[item] for item in self._items]
         reads = [spreads.of(port) for port, _ in self._items]
         self._where = [submesh.where(spread) for spread in reads]
-        num_fields = sum(len(plan.layouts[pool].fields) for pool in self._rows)
-        gives = [spreads.rows] * num_fields
+        gives = _of_fields(plan, self._rows, spreads)
         self._pack = compile_function(self._trace, self._types, submesh, reads, gives)
 
     def __call__(self, inputs: StepInputs) -> dict[str, Fields]:
@@ -154,11 +176,8 @@ class Unpacker:
             for pool in self._pools
             for t in plan.layouts[pool].fields
         ]
-        gives = [
-            spreads.of(Port("buffer", name)) if pool == "state" else spreads.by_device
-            for pool, _, name in self._names
-        ]
-        reads = [spreads.rows] * len(types)
+        gives = [spreads.of(Port(_ROLES.get(pool, "aux"), name)) for pool, _, name in self._names]
+        reads = _of_fields(plan, self._pools, spreads)
         self._unpack = compile_function(self._trace, types, submesh, reads, gives)
 
     def __call__(self, results: Mapping[str, Fields]) -> dict[tuple[str, int, str], jax.Array]:
@@ -198,28 +217,64 @@ class Unpacker:
                 yield unpack(place, type_, [x[0, ordinal] for x in fields])
 
 
-def gather(sharding: NamedSharding, parts: list[dict[str, Fields]]) -> dict[str, Fields]:
+def gather(
+    types: Mapping[str, Sequence[jax.ShapeDtypeStruct]],
+    parts: Sequence[Mapping[str, Fields]],
+    submeshes: Sequence[Submesh],
+) -> dict[str, Fields]:
     """The pools of all ranks as arrays over the whole mesh, from each rank's part in order."""
+
+    def joined(pieces: Sequence[jax.Array], type_: jax.ShapeDtypeStruct) -> jax.Array:
+        own = [
+            held
+            for piece, submesh in zip(pieces, submeshes, strict=True)
+            for held in _on_devices(piece, submesh)
+        ]
+        whole: jax.Array = jax.make_array_from_single_device_arrays(
+            type_.shape, type_.sharding, own
+        )
+        return whole
+
     return {
         pool: tuple(
-            joined([entry for piece in pieces for entry in entries(piece)], sharding)
-            for pieces in zip(*(part[pool] for part in parts), strict=True)
+            joined(pieces, type_)
+            for *pieces, type_ in zip(*(part[pool] for part in parts), types[pool], strict=True)
         )
         for pool in parts[0]
     }
 
 
+def _on_devices(x: jax.Array, submesh: Submesh) -> list[jax.Array]:
+    """What each device of a submesh holds of an array over it."""
+    if submesh.mesh is None:
+        return [x]
+    held = {shard.device: shard.data for shard in x.addressable_shards}
+    return [held[device] for device in submesh.devices]
+
+
 def scatter(
-    results: Mapping[str, Fields], submeshes: Sequence[Submesh], spreads: Spreads
+    plan: Plan, results: Mapping[str, Fields], submeshes: Sequence[Submesh], spreads: Spreads
 ) -> Iterator[dict[str, Fields]]:
     """The part of each pool that lies on each submesh."""
     on_devices = {
         pool: [{s.device: s.data for s in x.addressable_shards} for x in fields]
         for pool, fields in results.items()
     }
+
+    def part(pool: str, number: int, cut: Layout, submesh: Submesh) -> jax.Array:
+        whole = results[pool][number]
+        own: list[jax.Array] = [on_devices[pool][number][d] for d in submesh.devices]
+        if submesh.mesh is None:
+            return own[0]
+        shape = (whole.shape[0] // len(submeshes), *whole.shape[1:])
+        sharding = submesh.sharding(replace(spreads.rows, placement=cut))
+        joined: jax.Array = jax.make_array_from_single_device_arrays(shape, sharding, own)
+        return joined
+
     for submesh in submeshes:
-        sharding = submesh.sharding(spreads.rows)
         yield {
-            pool: tuple(joined([x[d] for d in submesh.devices], sharding) for x in fields)
-            for pool, fields in on_devices.items()
+            pool: tuple(
+                part(pool, number, cut, submesh) for number, cut in enumerate(plan.pools.cuts(pool))
+            )
+            for pool in results
         }

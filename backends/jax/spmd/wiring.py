@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 from plait.backends.jax.spmd.layout import Place
 from plait.backends.jax.spmd.pools import MICROBATCH_ROLES, PHASES, Pools
+from plait.core_ir import mesh
 from plait.core_ir.errors import VerifyError
 from plait.core_ir.graph import Graph, Port
 from plait.core_ir.passes.structure import graph_digest
@@ -26,12 +27,16 @@ FORWARD: TaskKind = "F"
 
 @dataclass(frozen=True)
 class Read:
-    """An input: what stands at a place of a row of a pool; `column` tells the rows apart that one task reads."""
+    """An input: what stands at a place of a row of a pool; `column` tells the rows apart that one task reads.
+
+    placement: how it lies over auto axes, where that is known.
+    """
 
     pool: str
     column: int
     place: Place
     type: TensorType
+    placement: mesh.Layout = ()
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,7 @@ class Write:
     value: int
     pool: str
     place: Place
+    placement: mesh.Layout = ()
 
 
 class Row(NamedTuple):
@@ -135,10 +141,11 @@ def _wire_task(pools: Pools, kind: TaskKind, stage: int, rank: int, graph: Graph
         pool, owner, held = _source(pools, kind, stage, rank, port)
         in_pool = sum(1 for other, _ in columns if other == pool)
         column = columns.setdefault((pool, owner), in_pool)
-        reads.append(Read(pool, column, pools.place(pool, owner, held), value.type))
+        place = pools.place(pool, owner, held)
+        reads.append(Read(pool, column, place, value.type, pools.placement(port)))
     values = [*graph.input_ports, *graph.output_ports]
     writes = [
-        Write(number, pool, pools.place(pool, stage, held))
+        Write(number, pool, pools.place(pool, stage, held), pools.placement(held))
         for number, port in enumerate(values)
         for pool, held in _sinks(pools, kind, stage, port, is_input=number < len(graph.inputs))
     ]
