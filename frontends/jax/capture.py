@@ -74,7 +74,7 @@ def capture(
     check_paths(paths, called, marks.paths)
     annotated = annotated_axes(graph, mesh)
     if mesh is not None:
-        leaves, places = placed(leaves, view, mesh, graph)
+        leaves, places = placed(leaves, view, mesh, graph, marks.left)
         annotated = {**places, **annotated}
     params = {leaf.name: leaf for leaf in leaves if leaf.role == "param"}
     buffers = [leaf.name for leaf in leaves if leaf.role == "buffer"]

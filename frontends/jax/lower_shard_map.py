@@ -31,12 +31,9 @@ def _check(m: Mapped, site: Site) -> None:
                 f"{site.source}: shard_map over a mesh with {size} ranks along axis {axis!r}; elsewhere there are "
                 f"{known[axis]}; give mesh= and the model's meshes the same sizes"
             )
-    auto = [axis for axis in m.auto if axis != stage_axis]
-    if auto:
-        raise CaptureError(
-            f"{site.source}: shard_map leaves {', '.join(map(repr, auto))} to the compiler's own partitioning, which "
-            "is not captured; leave axis_names= out: along an axis that no spec names, values are whole"
-        )
+    for axis in m.auto:
+        if axis != stage_axis:
+            site.lowering.marks.left.setdefault(axis, f"{site.source}: shard_map")
 
 
 RULES: Mapping[str, Rule] = MappingProxyType({SHARD_MAP: _shard_map})

@@ -1,4 +1,5 @@
-"""Boundary markers met while lowering: which of them cut, their numbers, and which backward marker belongs to which."""
+"""Boundary markers met while lowering: which of them cut, their numbers, and which backward marker belongs to which;
+and what else is noted of a whole program."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -23,12 +24,14 @@ class Marks:
     backward: every value computed from the cotangent of the loss.
     slices: for each stack made by unrolling a scan, what was stacked.
     num_met: how many markers were met, forward and backward.
+    left: axes that a `shard_map` leaves to the compiler, with the line of the first that does.
     """
 
     cuts: Callable[[str], bool]
     paths: list[str] = field(default_factory=list)
     backward: set[Value] = field(default_factory=set)
     num_met: int = 0
+    left: dict[str, str] = field(default_factory=dict)
     slices: dict[Value, Sequence[Operand]] = field(default_factory=dict)
     _outputs: dict[int, list[Sequence[Operand]]] = field(default_factory=dict)
     _numbers_left: dict[int, list[int]] = field(default_factory=dict)

@@ -1,6 +1,6 @@
 """How parameters lie over axes that are left to XLA: as their arrays do, else as the metadata of nnx or linen says."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,9 +21,10 @@ from plait.frontends.jax.trees import named_leaves
 
 
 def placed(
-    leaves: Sequence[Leaf], view: ModelView, mesh: Mesh, graph: Graph
+    leaves: Sequence[Leaf], view: ModelView, mesh: Mesh, graph: Graph, left: Mapping[str, str]
 ) -> tuple[tuple[Leaf, ...], dict[str, str]]:
-    """The leaves, parameters with their placements; and the axes that these name, with the parameter that does.
+    """The leaves, parameters with their placements; and the axes that these name, with the parameter that does, next to
+    those that are `left` to the compiler, with what says so.
 
     An array may lie over any axes, those of another mesh too: only those count that this one has beside that of the
     stages, and that nothing is mapped over. Shards of our own, too, are held so: their axis does not count either.
@@ -33,7 +34,7 @@ def placed(
     ours = {*mapped, mesh.shard_axis}
     free = {axis for axis in mesh.other_axes if axis not in ours and mesh.axes[axis] > 1}
     found = {**_by_metadata(view, mesh), **_by_arrays(view)}
-    result, axes = [], dict[str, str]()
+    result, axes = [], {axis: where for axis, where in left.items() if axis in free}
     for leaf in leaves:
         placement = found.get(leaf.name, ()) if leaf.role == "param" else ()
         placement = trimmed(tuple(axis for axis in over if axis in free) for over in placement)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 from flax import nnx
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
@@ -218,6 +219,56 @@ def test_a_permute_within_a_task_is_for_mpmd_alone() -> None:
 
 
 W, X = {k: jnp.eye(DIM) + 0.1 for k in "ab"}, mlp_batch()["x"]
+
+
+@pytest.mark.parametrize("engine", ["mpmd", "spmd"])
+@pytest.mark.parametrize("axis_names", [{"model"}, {"model", "tensor"}])
+def test_one_axis_mapped_and_another_annotated(engine: str, axis_names: set[str]) -> None:
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("model", "tensor"))
+    mapped = jax.shard_map(
+        lambda x, a, b: lax.psum(jnp.tanh(x @ a) @ b, "model"),
+        mesh=mesh,
+        in_specs=(P(), P(None, "model"), P("model")),
+        out_specs=P(),
+        axis_names=axis_names,
+    )
+
+    def loss(w: Any, x: Any) -> Any:
+        h = plait.stage_boundary(mapped(x, w["a"], w["b"]))
+        return jnp.mean(laid(h @ w["c"], None, "tensor", mesh=mesh) ** 2)
+
+    w = {
+        k: jnp.asarray(np.random.default_rng(2).normal(size=(DIM, DIM)), jnp.float32) for k in "abc"
+    }
+    axes = {"stage": 2, "model": 2, "tensor": 2}
+    with jax.set_mesh(mesh):
+        value, grads = jax.jit(jax.value_and_grad(loss))(w, X)
+    pipeline = plait.compile(loss, w, X, num_microbatches=2, mesh=axes, engine=engine)
+    got, got_grads = pipeline.loss_and_grads(X)
+    np.testing.assert_allclose(got, value, rtol=1e-6)
+    for name, grad in grads.items():
+        np.testing.assert_allclose(got_grads[name], grad, rtol=1e-5, atol=1e-6, err_msg=name)
+    layout = pipeline.options.mesh
+    assert layout is not None
+    assert (layout.named_axes, layout.auto_axes, layout.data_axes) == (("model",), ("tensor",), ())
+
+
+@pytest.mark.parametrize("boxed", [False, True])
+def test_linen_metadata(boxed: bool) -> None:
+    """As boxes that the model unpacks under a mesh, which annotates; and unpacked, by where the arrays lie."""
+    init = nn.with_partitioning(nn.initializers.lecun_normal(), (None, "tensor"), tensor_mesh())
+    dense = nn.Dense(HIDDEN, use_bias=False, kernel_init=init)
+
+    def loss(variables: Any, x: Any) -> Any:
+        return jnp.mean(dense.apply(variables, plait.stage_boundary(jnp.tanh(x))) ** 2)
+
+    variables = dense.init(jax.random.key(0), X)
+    if not boxed:
+        lies = NamedSharding(tensor_mesh(), P(None, "tensor"))
+        variables = jax.device_put(nn.meta.unbox(variables), lies)
+    pipeline = check(loss, variables, X, num_microbatches=2, mesh={"stage": 2, "tensor": 2})
+    assert products(text_of(pipeline, 1, "F")) == {f"4,{HIDDEN // 2}"}
+
 
 CONFIG = replace(llama_config.CONFIGS["tiny"], num_layers=2, seq_len=8, dim=32, hidden_dim=48)
 COLUMNS, ROWS_OF = ("wq", "wk", "wv", "w1", "w3", "head"), ("wo", "w2", "tok_embed")

@@ -78,15 +78,6 @@ def test_the_axis_of_the_stages() -> None:
         )
 
 
-def test_an_axis_left_to_the_compiler() -> None:
-    mesh = jax_mesh(model=2, data=2)
-    refused(
-        over(mesh, summed("model"), axis_names={"model"}),
-        LINE + "shard_map leaves 'data' to the compiler's own partitioning",
-        {"model": 2, "data": 2},
-    )
-
-
 def test_a_spec_that_does_not_divide() -> None:
     refused(
         over(jax_mesh(model=4), summed("model"), P("model")),
