@@ -73,6 +73,25 @@ TAKES_PARTS = lower_control.TAKES_PARTS | {
 """Primitives whose rules take operands that are sharded as they are; others get the whole."""
 
 
+KEEP_UNIFORM = frozenset(
+    {
+        *(
+            "add",
+            "add_any",
+            "broadcast_in_dim",
+            "convert_element_type",
+            "copy",
+            "div",
+            "mul",
+            "neg",
+            "pvary",
+        ),
+        *("reshape", "squeeze", "sub", "transpose"),
+    }
+)
+"""Primitives that give every rank the same where they read the same."""
+
+
 @dataclass(frozen=True)
 class JaxprLowering:
     """Lowers jaxprs into builders.
@@ -83,6 +102,7 @@ class JaxprLowering:
     stage_axis: the axis along which the stages stand.
     wholes: what has been made of what is sharded.
     fills: of a value whose elements are all one scalar, that scalar.
+    uniform: values known to be the same on all ranks: numbers, the cotangent of the loss, and what is made of these.
     annotated: what sharding annotations gave.
     """
 
@@ -93,13 +113,16 @@ class JaxprLowering:
     stage_axis: str = ""
     wholes: dict[Sharded, Value] = field(default_factory=dict)
     fills: dict[Value, Value] = field(default_factory=dict)
+    uniform: set[Value] = field(default_factory=set)
     annotated: set[Value] = field(default_factory=set)
 
     def inline(self, b: Builder, jaxpr: ClosedJaxpr, *operands: Operand) -> list[Operand]:
         """The results of a jaxpr, its equations appended to `b`."""
         env: dict[Var, Operand] = {}
         for var, constant in zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True):
-            env[var] = b.literal(content_of(constant, type_of_aval(var.aval, b.source)))
+            literal = b.literal(content_of(constant, type_of_aval(var.aval, b.source)))
+            env[var] = literal
+            self.uniform.add(literal)
         env.update(zip(jaxpr.jaxpr.invars, operands, strict=True))
         for eqn in jaxpr.jaxpr.eqns:
             results = self._lower(b, eqn, env)
@@ -146,8 +169,8 @@ class JaxprLowering:
 
     def laid_out(self, b: Builder, x: Operand, layout: Layout) -> Value:
         """This rank's part of x by a layout."""
-        scalar = self.fills.get(part(x))
-        if scalar is not None and layout != layout_of(x):
+        scalar, now = self.fills.get(part(x)), layout_of(x)
+        if scalar is not None and layout != now and (now == WHOLE or scalar in self.uniform):
             # Any part is like any other, over axes that the mesh lacks too.
             value = b.expand(scalar, part_type(x.type, layout, self.axes).shape)
         else:
@@ -171,6 +194,10 @@ class JaxprLowering:
         with b.at(source):
             operands = [_read(b, env, atom) for atom in eqn.invars]
             results = self._apply(b, site, operands)
+        literals = (x for x, v in zip(operands, eqn.invars, strict=True) if isinstance(v, Literal))
+        self.uniform.update(map(part, literals))
+        if eqn.primitive.name in KEEP_UNIFORM and self.uniform.issuperset(map(part, operands)):
+            self.uniform.update(map(part, results))
         if eqn.primitive.name == "broadcast_in_dim" and not operands[0].type.rank:
             self.fills[part(results[0])] = part(operands[0])
         found = tuple(x.type for x in results)
@@ -214,7 +241,9 @@ def lower_jaxpr(
 
     marks: collects the stage boundaries met. axes: number of ranks along each mesh axis that collectives may name.
     """
-    lowering = JaxprLowering(marks, axes=dict(axes), stage_axis=stage_axis)
+    # Of the operands, what stands behind the loss so far is its cotangent.
+    uniform = marks.backward & {part(x) for x in operands}
+    lowering = JaxprLowering(marks, axes=dict(axes), stage_axis=stage_axis, uniform=uniform)
     results = lowering.inline(b, jaxpr, *operands)
     wanted = (*layouts, *(WHOLE for _ in results[len(layouts) :]))
     return [
