@@ -160,10 +160,6 @@ def compile(
             mesh=mesh,
             layouts=captured.layouts,
         )
-    except BatchError as refused:
-        count = 1 if mesh is None else mesh.num_parts
-        parts = "" if count == 1 else f" (each microbatch is cut for {count} replicas)"
-        error = BatchError(f"{refused}{parts}")
     except Exception as caught:  # whatever it is, the other ranks must hear of it
         error = caught
     text = "" if error else f"{chosen}\n{program}"
@@ -259,7 +255,15 @@ def _capture_on(
         return capture(num_microbatches=num_microbatches), None
 
     def run(mesh: Mesh) -> Captured:
-        return capture(num_microbatches=num_microbatches * mesh.num_parts, mesh=mesh)
+        try:
+            return capture(num_microbatches=num_microbatches * mesh.num_parts, mesh=mesh)
+        except BatchError as refused:
+            if mesh.num_parts == 1:
+                raise
+            raise BatchError(
+                f"{refused} (these are {num_microbatches} microbatches, each cut into {mesh.num_parts} parts over "
+                f"{', '.join(mesh.data_axes)})"
+            ) from refused
 
     try:
         captured = run(mesh)

@@ -208,6 +208,10 @@ def compare(
     )
     if simulate:
         chosen = find_hardware(hardware or "h100")
+        if shard and shard not in request.axes:
+            raise UsageError(
+                f"--shard {shard} names no axis of --mesh; write --mesh {shard}=SIZE too"
+            )
         _simulate(
             with_experts(replace(request, shard=shard or None), chosen), chosen, json, timeline
         )
@@ -349,6 +353,8 @@ def program(
     graphs = (
         graph for index, kind, graph in tasks if stage in (None, index) and task in (None, kind)
     )
+    if task == PAIR and not built.pairs:
+        print(f"schedule {schedule} pairs no forward with a backward", file=sys.stderr)
     for number, graph in enumerate(graphs):
         sys.stdout.write("\n" if number else "")
         if source or task != PAIR:

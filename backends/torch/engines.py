@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from plait.backends.runtime import Engine
 from plait.backends.torch.engine_distributed import DistributedEngine
@@ -28,6 +29,11 @@ def join(engine: str) -> None:
         raise UsageError(
             "engine='distributed' needs a process group: run under torchrun and call "
             "torch.distributed.init_process_group() before plait.compile"
+        )
+    if dist.get_backend() == "fake":
+        raise UsageError(
+            "engine='distributed' needs a process group with other processes in it, and this one is 'fake', in which "
+            "nothing is sent; leave the engine out, or use engine='local', which runs all ranks in this process"
         )
     group()
 

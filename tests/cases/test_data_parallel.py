@@ -136,7 +136,7 @@ def test_an_axis_of_one_is_no_replica() -> None:
         ({"mesh": {"stage": 3, "data": 2}}, "4 stages cannot be put on 3 ranks"),
         (
             {"mesh": {"stage": 2, "data": 3}},
-            r"num_microbatches=12 does not divide.*each microbatch is cut for 3 replicas",
+            r"num_microbatches=12 does not divide.*these are 4 microbatches, each cut into 3 parts over data",
         ),
     ],
     ids=str,

@@ -297,7 +297,10 @@ def test_what_is_asked_for_stays() -> None:
         (("--mesh", "stage=2"), "--mesh takes the axes beside that of the stages"),
         (("--set", "depth=2"), "config 'tiny' of llama has no field 'depth'; it has: vocab_size"),
         (("--set", "num_layers=two"), "--set num_layers=two: 'two' is no number"),
-        (("--shard", "data", "--ranks", "2"), r"Sharding\('data'\) needs a mesh with that axis"),
+        (
+            ("--shard", "data", "--ranks", "2"),
+            "--shard data names no axis of --mesh; write --mesh data=SIZE too",
+        ),
     ],
     ids=str,
 )
