@@ -16,11 +16,12 @@ from plait.backends.jax import (
     emit_reduce,
     emit_shape,
 )
+from plait.backends.jax.hiding import hiding
 from plait.backends.jax.private import barrier
 from plait.backends.jax.rule import Table
 from plait.core_ir.errors import UnsupportedError
 from plait.core_ir.graph import Graph, Value
-from plait.core_ir.ops.collective import STARTS, wait
+from plait.core_ir.ops.collective import wait
 from plait.core_ir.types import dtype_of
 
 
@@ -29,8 +30,8 @@ def emit(graph: Graph, *, is_alone: bool = True) -> Callable[..., tuple[jax.Arra
 
     is_alone: whether all devices of the program run it at once, rather than those of one rank of the stage axis.
 
-    The order of a graph that communicates is kept where it counts: what a `wait` gives stands behind a barrier with the
-    last that was computed before it, so that XLA cannot end the collective before what is to hide it.
+    The order of a graph that communicates is kept where it counts: what a `wait` gives stands behind a barrier with
+    what was computed since its start (`hiding`), so that XLA cannot end the collective before what is to hide it.
 
     Traceable under `jit`; trace it inside `jax.enable_x64(True)`, or 64-bit types become 32-bit ones.
 
@@ -44,16 +45,18 @@ def emit(graph: Graph, *, is_alone: bool = True) -> Callable[..., tuple[jax.Arra
         if eqn.op not in table:
             raise UnsupportedError(f"{eqn.source}: the JAX backend has no emitter for {eqn.op}")
 
+    order = hiding(graph)
+
     def run(*arrays: jax.Array) -> tuple[jax.Array, ...]:
         known: dict[Value, jax.Array] = dict(zip(graph.inputs, arrays, strict=True))
-        computed: tuple[jax.Array, ...] = ()
         for eqn in graph.eqns:
             operands = [known[v] for v in eqn.operands]
-            if eqn.op is wait:
-                operands = list(barrier((*operands, *computed))[:1])
+            if eqn.op is wait or eqn in order.beside:
+                beside = order.before[eqn] if eqn.op is wait else (order.beside[eqn],)
+                came, *passed = barrier((*operands, *(known[v] for v in beside)))
+                operands = [came]
+                known.update(zip(beside, passed, strict=True))
             results = table[eqn.op](eqn, operands)
-            if eqn.op is not wait and eqn.op not in STARTS and not eqn.op.movement:
-                computed = tuple(results[:1])
             for value, result in zip(eqn.results, results, strict=True):
                 if result.shape != value.type.shape or dtype_of(result.dtype) != value.type.dtype:
                     raise UnsupportedError(

@@ -22,11 +22,12 @@ def dependents(eqns: Iterable[Eqn], values: Iterable[Value]) -> set[Value]:
 def recomputed_products(eqns: Iterable[Eqn], gradients: Collection[Value]) -> set[Eqn]:
     """The products, and control flow that holds some, that are made of none of `gradients`."""
     return {
-        eqn for eqn in eqns if _is_product(eqn) and not any(r in gradients for r in eqn.results)
+        eqn for eqn in eqns if is_product(eqn) and not any(r in gradients for r in eqn.results)
     }
 
 
-def _is_product(eqn: Eqn) -> bool:
+def is_product(eqn: Eqn) -> bool:
+    """Whether an equation is a product, or control flow that holds one."""
     if eqn.op in PRODUCTS:
         return True
-    return any(_is_product(inner) for graph in nested_graphs(eqn) for inner in graph.eqns)
+    return any(is_product(inner) for graph in nested_graphs(eqn) for inner in graph.eqns)

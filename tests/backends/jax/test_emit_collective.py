@@ -58,7 +58,10 @@ def test_permutes_of_groups_that_do_not_all_come(case: RanksCase) -> None:
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
 def test_the_order_of_an_overlapped_pair_is_lowered(platform: str) -> None:
-    """Between each exchange and the barrier that its result stands behind is a product, which the barrier waits for."""
+    """Between each exchange and the barrier behind which its result stands is a product.
+
+    What comes through barriers, so that XLA keeps this, is in `test_hiding`.
+    """
     pair = overlapped_pair()
     mesh = jax.make_mesh((2,), ("expert",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
     function = jax.shard_map(
@@ -70,16 +73,13 @@ def test_the_order_of_an_overlapped_pair_is_lowered(platform: str) -> None:
     )
     operands = [np.zeros((128, 64), np.float32) for _ in pair.inputs]
     text = jax.jit(function).trace(*operands).lower(lowering_platforms=(platform,)).as_text()
-    names = {
-        "all_to_all": "all_to_all",
-        "optimization_barrier": "wait",
-        "dot_general": "dot_general",
-    }
-    found = re.findall(r"stablehlo\.(all_to_all|optimization_barrier|dot_general)\b", text)
-    assert [names[name] for name in found] == [
-        eqn.op.name for eqn in pair.eqns if eqn.op.name in names.values()
+    found = re.findall(r"(%\w+)(?::\d+)? = \"?stablehlo\.(\w+)\"?\(?[ (]?(%\w+)?", text)
+    started = {result for result, name, _ in found if name == "all_to_all"}
+    names = {"all_to_all": "all_to_all", "dot_general": "dot_general"}
+    order = [
+        "wait" if name == "optimization_barrier" and first in started else names.get(name)
+        for _, name, first in found
     ]
-    products = set(re.findall(r"(%\w+) = stablehlo\.(?:dot_general|tanh)", text))
-    held = re.findall(r"stablehlo\.optimization_barrier (%\w+), (%\w+)", text)
-    assert len(held) == 4
-    assert all(computed in products for _, computed in held)
+    assert [name for name in order if name] == [
+        eqn.op.name for eqn in pair.eqns if eqn.op.name in (*names, "wait")
+    ]
