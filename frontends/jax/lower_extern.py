@@ -26,13 +26,18 @@ _REFUSED = {
     "debug_print": "a callback to the host (jax.debug.print)",
     "mesh_cast": "a sharding annotation",
     "device_put": "a placement on a device",
+    "ragged_all_to_all": "an exchange whose sizes depend on the data",
     **dict.fromkeys(
         (
-            *("pbroadcast", "psend", "precv", "ragged_all_to_all", "all_gather_reduced"),
+            *("pbroadcast", "psend", "precv", "all_gather_reduced"),
             *("unreduced_psum", "unreduced_reduce_scatter", "preduced", "vary_unreduced_cast_p"),
         ),
         "a collective without a lowering",
     ),
+}
+
+_INSTEAD = {
+    "ragged_all_to_all": "pad the parts to one size, a capacity for each rank, and exchange them by all_to_all"
 }
 
 
@@ -42,7 +47,8 @@ def extern(b: Builder, site: Site, *operands: Value) -> tuple[Value, ...]:
     name = eqn.primitive.name
     if name in _REFUSED:
         raise CaptureError(
-            f"{site.source}: {name}, {_REFUSED[name]}, cannot be part of a captured step; take it out of the loss"
+            f"{site.source}: {name}, {_REFUSED[name]}, cannot be part of a captured step; "
+            f"{_INSTEAD.get(name, 'take it out of the loss')}"
         )
     if eqn.effects:
         raise CaptureError(

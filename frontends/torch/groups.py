@@ -48,7 +48,8 @@ def axes_of(group: Any, mesh: Mesh | None, what: str) -> tuple[str, ...]:
     axes = (axis,) if axis is not None else _axes_by_members(group, members, mesh, what)
     if axis is not None and mesh.axes.get(axis) != len(members):
         raise UnsupportedError(
-            f"{what} over {_named(group)} of {len(members)} ranks; the mesh is {dict(mesh.axes)}"
+            f"{what} over {_named(group)} of {len(members)} ranks, but the mesh {dict(mesh.axes)} has no axis "
+            f"{axis!r} of that many; pass mesh= with it, or a group along an axis that the mesh has"
         )
     if mesh.stage_axis in axes:
         raise UnsupportedError(
