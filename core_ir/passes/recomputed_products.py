@@ -21,9 +21,7 @@ def dependents(eqns: Iterable[Eqn], values: Iterable[Value]) -> set[Value]:
 
 def recomputed_products(eqns: Iterable[Eqn], gradients: Collection[Value]) -> set[Eqn]:
     """The products, and control flow that holds some, that are made of none of `gradients`."""
-    return {
-        eqn for eqn in eqns if is_product(eqn) and not any(r in gradients for r in eqn.results)
-    }
+    return {eqn for eqn in eqns if is_product(eqn) and not any(r in gradients for r in eqn.results)}
 
 
 def is_product(eqn: Eqn) -> bool:
