@@ -8,7 +8,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-WATCHDOG_SECONDS = 120
+WATCHDOG_SECONDS = 240
 
 
 @dataclass(frozen=True)
