@@ -17,12 +17,13 @@ def main(name: str, frontend: str) -> None:
     pipeline = compiled(case, workload, **options)
     loss, grads = run(pipeline, workload)
     check(workload, loss, grads, "framework" if frontend == "torch" else "backends")
-    apart = compiled(case, workload, passes=APART, **options)
     assert pipeline.program.pairs
-    assert not apart.program.pairs
-    same_loss, same = run(apart, workload)
-    assert loss == same_loss
-    same_bits(grads, same)
+    if case.num_ranks == 4:  # eight processes capture twice for long
+        apart = compiled(case, workload, passes=APART, **options)
+        assert not apart.program.pairs
+        same_loss, same = run(apart, workload)
+        assert loss == same_loss
+        same_bits(grads, same)
     dist.barrier()
     dist.destroy_process_group()
     print("done")

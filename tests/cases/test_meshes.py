@@ -10,6 +10,7 @@ from process_group import run_ranks
 TESTS = Path(__file__).parents[1]
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("name", "frontend"),
     [

@@ -17,6 +17,7 @@ def test_on_devices(frontend: str, engine: str) -> None:
     check_unbalanced(frontend, "jax", engine)
 
 
+@pytest.mark.timeout(600)
 def test_in_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
     script = Path(__file__).with_name("unbalanced_runs.py")
