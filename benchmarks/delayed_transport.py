@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 import torch.distributed as dist
 from torch import Tensor
 
+from plait.backends.torch.threads import Done
 from plait.core_ir.hardware import Link
 
 NAME = "delayed"
@@ -40,16 +41,6 @@ class _Delayed(dist.Work):
     def wait(self, timeout: timedelta | None = None) -> bool:
         self._work.wait()
         time.sleep(max(0.0, self._due - time.perf_counter()))
-        return True
-
-
-class _Done(dist.Work):
-    """Work that has been done."""
-
-    def is_completed(self) -> bool:
-        return True
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
         return True
 
 
@@ -84,7 +75,7 @@ class DelayedGroup(dist.ProcessGroup):
     def alltoall_base(self, out: Tensor, x: Tensor, to: Any, from_: Any, opts: Any) -> Any:
         if self.mode == "none":
             out.copy_(x)
-            return _Done()
+            return Done()
         sent = _bytes(x) * (self.size() - 1) // self.size()
         return self._start(sent, lambda: self._gloo.alltoall_base(out, x, to, from_, opts))
 

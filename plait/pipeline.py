@@ -16,11 +16,10 @@ from plait.core_ir.mesh import whole_type
 from plait.core_ir.ops.random import fold_in, seed_key
 from plait.core_ir.program import Program
 from plait.core_ir.schedule.auto import reorder
-from plait.core_ir.schedule.estimate import estimate
+from plait.core_ir.schedule.estimate import estimate, simulate_program
 from plait.core_ir.schedule.kinds import IS_COMPUTE
 from plait.core_ir.schedule.rewrite import keep
 from plait.core_ir.schedule.schedule import Schedule
-from plait.core_ir.schedule.sharding import add_sharding
 from plait.core_ir.schedule.timeline import Timeline
 from plait.core_ir.schedule.times import Times
 from plait.core_ir.types import TensorType
@@ -156,10 +155,7 @@ class Pipeline:
     def simulate(self, times: Times | None = None) -> Timeline:
         """The schedule in time: by `times`, else as `profile` measured, else by the cost model's estimate."""
         chosen = times or self._profile or self._estimated()
-        table = self.schedule
-        if self.program.sharded_stages is not None:
-            table = add_sharding(table, self.program.sharded_stages)
-        return table.simulate(chosen, edges=self.program.edge_kinds())
+        return simulate_program(self.schedule, self.program, chosen)
 
     # Inside.
 

@@ -15,7 +15,8 @@ from plait.backends.runtime import Spans, StepInputs, StepOutputs
 from plait.backends.torch.engine_local import LocalEngine
 from plait.backends.torch.shards import Shards
 from plait.backends.torch.threads import Threads
-from plait.core_ir.mesh import Layout, Mesh, axes_of, part_of
+from plait.core_ir.arrays import array_type
+from plait.core_ir.mesh import Layout, Mesh, axes_of, part_of, whole_type
 from plait.core_ir.program import Program
 from plait.core_ir.schedule.schedule import Schedule
 from plait.core_ir.schedule.times import Times
@@ -129,11 +130,7 @@ class LocalMeshEngine:
         if not cut:
             return sums[()]
         axes = self._mesh.axes
-        shape = list(parts[0].shape)
-        for dim, over in enumerate(layout):
-            for axis in over:
-                shape[dim] *= axes[axis]
-        whole = parts[0].new_empty(shape)
+        whole = parts[0].new_empty(whole_type(array_type(parts[0]), layout, axes).shape)
         for key, part in sums.items():
             part_of(whole, layout, axes, dict(zip(cut, key, strict=True))).copy_(part)
         if name not in self._program.shard_types:

@@ -106,7 +106,7 @@ class Threads:
         return [meeting.brought[number] for number in range(size)]
 
 
-class _Done(dist.Work):
+class Done(dist.Work):
     """Work that has been done."""
 
     def is_completed(self) -> bool:
@@ -141,21 +141,21 @@ class _Group(dist.ProcessGroup):
     def allreduce(self, tensors: Any, opts: Any = None) -> dist.Work:  # type: ignore[override]
         for x in tensors:
             x.copy_(self._reduced(x, opts))
-        return _Done()
+        return Done()
 
     def allgather_into_tensor_coalesced(
         self, outs: Sequence[Tensor], xs: Sequence[Tensor], opts: Any = None
     ) -> dist.Work:
         for out, x in zip(outs, xs, strict=True):
             out.copy_(torch.cat(self._meet(x)))
-        return _Done()
+        return Done()
 
     def reduce_scatter_tensor_coalesced(
         self, outs: Sequence[Tensor], xs: Sequence[Tensor], opts: Any = None
     ) -> dist.Work:
         for out, x in zip(outs, xs, strict=True):
             out.copy_(self._reduced(x, opts).chunk(self._size)[self.rank()])
-        return _Done()
+        return Done()
 
     def alltoall_base(
         self, out: Tensor, x: Tensor, received: Sequence[int], sent: Sequence[int], opts: Any = None
@@ -168,4 +168,4 @@ class _Group(dist.ProcessGroup):
             part = whole[first : first + counts[rank]]
             out[start : start + len(part)].copy_(part)
             start += len(part)
-        return _Done()
+        return Done()

@@ -11,6 +11,9 @@ from plait.core_ir.mesh import Mesh
 from plait.core_ir.named_hardware import CPU_CORE
 from plait.core_ir.program import STEP_KINDS, Program, Stage, TaskKind
 from plait.core_ir.schedule.edges import chain_edges
+from plait.core_ir.schedule.schedule import Schedule
+from plait.core_ir.schedule.sharding import add_sharding
+from plait.core_ir.schedule.timeline import Timeline
 from plait.core_ir.schedule.times import Memory, Times
 from plait.core_ir.types import TensorType
 
@@ -88,6 +91,15 @@ def estimate(
         gradients=[each.gradients for each in held],
     )
     return times, memory
+
+
+def simulate_program(
+    schedule: Schedule, program: Program, times: Times, memory: Memory | None = None
+) -> Timeline:
+    """A program under a schedule in time, with what sharded stages add to it."""
+    sharded = program.sharded_stages
+    table = schedule if sharded is None else add_sharding(schedule, sharded)
+    return table.simulate(times, memory, edges=program.edge_kinds())
 
 
 def _seconds(program: Program, kind: TaskKind, timed: Callable[[Graph], float]) -> list[float]:

@@ -9,7 +9,7 @@ from typing import Any
 from plait.api import capture_program, schedule_for
 from plait.compare.job import stages_of
 from plait.compare.plan import Request, mesh_of, plan_jobs
-from plait.compare.steps import overlapped, simulated, step_by_step
+from plait.compare.steps import overlapped, step_by_step
 from plait.core_ir.cost import peak_seconds
 from plait.core_ir.errors import ScheduleError, UsageError
 from plait.core_ir.hardware import Hardware, to_json
@@ -20,7 +20,7 @@ from plait.core_ir.passes.pipeline import PROGRAM_PASSES, Passes
 from plait.core_ir.passes.shard_parameters import Sharding
 from plait.core_ir.program import STEP_KINDS, Program
 from plait.core_ir.schedule.auto import AUTO
-from plait.core_ir.schedule.estimate import estimate
+from plait.core_ir.schedule.estimate import estimate, simulate_program
 from plait.core_ir.schedule.schedule import Schedule
 from plait.core_ir.schedule.timeline import Timeline
 from plait.workloads.abstract import load_abstract
@@ -134,7 +134,7 @@ def _row(
     mesh = mesh_of(request)
     program = overlapped(cut.program, chosen, hardware, mesh)
     times, memory = estimate(program, chosen.placement, hardware, mesh)
-    timeline = simulated(chosen, times, memory, program)
+    timeline = simulate_program(chosen, program, times, memory)
     step, peaks = timeline.makespan, timeline.peak_memory.tolist()
     # A forward's products once, and twice for its backward, whatever is computed again.
     model_seconds = 3 * num_microbatches * _peak_seconds(program, hardware)
@@ -160,7 +160,7 @@ def _row(
         "mesh": request.mesh,
         "sharded_over": request.shard,
         "changes": dict(request.changes),
-        "steps": step_by_step(cut.program, chosen, hardware, mesh) if request.axes else None,
+        "steps": step_by_step(cut.program, chosen, hardware, mesh, step) if request.axes else None,
         "between_nodes": _leaving(program, hardware, mesh),
     }
     return row, timeline

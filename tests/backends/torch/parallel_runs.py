@@ -5,36 +5,11 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as functional
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import plait
-
-
-class Copied(torch.autograd.Function):
-    """What every rank has; its gradient is the sum of what the ranks have of it."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return functional.all_reduce(grad, "sum", ctx.group), None
-
-
-class Summed(torch.autograd.Function):
-    """The sum of what the ranks have; each part's gradient is that of the sum."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
-        return functional.all_reduce(x, "sum", group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad, None
+from plait.models.over_ranks import Spread, Total
 
 
 class Layer(nn.Module):
@@ -51,9 +26,9 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.norm(x)
-        h = h if self.group is None else Copied.apply(h, self.group)
+        h = h if self.group is None else Spread.apply(h, self.group)
         y = torch.tanh(h @ self.wide) @ self.narrow
-        return x + (y if self.group is None else Summed.apply(y, self.group))
+        return x + (y if self.group is None else Total.apply(y, self.group))
 
 
 def own_part(name: str, x: Tensor, group: Any) -> Tensor:
