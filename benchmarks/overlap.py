@@ -1,6 +1,6 @@
 """What hiding an expert exchange behind compute is worth: DualPipeV with and without overlap, paired in one run.
 
-    python benchmarks/overlap.py [--codegen eager] [--rounds N] [--milliseconds 25]
+    python benchmarks/overlap.py [--codegen eager] [--rounds N] [--milliseconds 5]
 
 Two ranks share the experts of a model of four expert layers (`models.deepseek_v3.moe`), in two stages on each rank: a V
 of one. Each layer exchanges tokens twice forward and twice backward. The rows of a table:
@@ -106,7 +106,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--codegen", default="inductor")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--milliseconds", type=float, default=25.0)
+    parser.add_argument("--milliseconds", type=float, default=5.0)
     options = parser.parse_args()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
