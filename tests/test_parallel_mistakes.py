@@ -16,12 +16,12 @@ from jax import lax
 from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 from torch import Tensor, nn
-from torch._C._distributed_c10d import _register_process_group, _unregister_process_group
 from torch.distributed._functional_collectives import all_reduce, all_to_all_single_autograd
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.distributed_c10d import GroupName
 
 import plait
+from plait.backends.torch.mesh_groups import name_axis_group, release_axis
+from plait.core_ir.ops.collective import group_name
 from plait.models.deepseek_v3 import flax, parallel_flax, parallel_torch
 from plait.models.deepseek_v3 import torch as plain_torch
 from plait.models.deepseek_v3.config import CONFIGS, batches
@@ -69,11 +69,11 @@ def in_jax(message: str, function: Any, axis: str = "expert", mesh: Any = None) 
 def test_an_axis_that_the_mesh_lacks(devices: DeviceMesh) -> None:
     lacks = r"over axis 'tensor', which the mesh does not have"
     in_jax(LINE + f".*{lacks}", lambda w, x: lax.psum(x @ w, "tensor"), "tensor")
-    name: Any = "plait:tensor"
-    _register_process_group(GroupName(name), devices.get_group("expert"))
+    name: Any = group_name("tensor")
+    name_axis_group("tensor", devices.get_group("expert"))
     message = r"'plait:tensor' of 4 ranks, but the mesh .* has no axis 'tensor' of that many; pass"
     in_torch(LINE + f".*{message}", lambda y: all_reduce(y, "sum", name), dict(MESH, expert=4))
-    _unregister_process_group(GroupName(name))
+    release_axis("tensor")
 
 
 def test_a_group_that_is_along_no_axis(devices: DeviceMesh) -> None:

@@ -10,9 +10,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from process_group import run_ranks
-from torch._C._distributed_c10d import _register_process_group, _unregister_process_group
-from torch.distributed.distributed_c10d import GroupName
 
+from plait.backends.torch.mesh_groups import name_axis_group, release_axis
 from plait.core_ir.errors import PlaitError, UnsupportedError
 from plait.core_ir.graph import Graph
 from plait.core_ir.interpret_ranks import interpret_ranks
@@ -36,9 +35,9 @@ def two_ranks() -> Iterator[None]:
     dist.init_process_group("fake", rank=0, world_size=2)
     world = dist.group.WORLD
     assert world is not None
-    _register_process_group(GroupName(DATA), world)
+    name_axis_group("data", world)
     yield
-    _unregister_process_group(GroupName(DATA))
+    release_axis("data")
     dist.destroy_process_group()
 
 
