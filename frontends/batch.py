@@ -97,9 +97,15 @@ class BatchSpec:
         if spec.kind == "cut":
             shape = (shape[0] * self.num_microbatches, *shape[1:])
         if found.shape != shape:
+            empty = spec.kind == "cut" and found.shape[:1] == (0,)
+            advice = (
+                "leave empty batches out"
+                if empty
+                else "pad the batch, or compile again for this shape"
+            )
             raise BatchError(
                 f"{where}: compiled for shape {list(shape)} ({self.num_microbatches} microbatches), "
-                f"got {list(found.shape)}; pad the batch, or compile again for this shape"
+                f"got {list(found.shape)}; {advice}"
             )
         return _converted(array, found.dtype, spec.type.dtype, where)
 
@@ -155,6 +161,11 @@ def _leaf(name: str, leaf: Any, num_microbatches: int, narrow: bool) -> BatchLea
     if found.rank == 0:
         return BatchLeaf(name, "whole", found)
     length = found.shape[0]
+    if not length:
+        raise BatchError(
+            f"{where} has 0 rows (dim 0), and a batch is cut along dim 0 into num_microbatches={num_microbatches} of "
+            "at least one row each; leave empty batches out"
+        )
     if length % num_microbatches:
         raise BatchError(
             f"{where} has {length} rows (dim 0), which num_microbatches={num_microbatches} does not "

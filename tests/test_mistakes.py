@@ -61,6 +61,16 @@ def test_a_batch_that_does_not_divide() -> None:
         compile_net(batch={"x": torch.ones(5, 3)})
 
 
+@pytest.mark.parametrize("mesh", [None, {"stage": 2, "data": 2}], ids=["alone", "data"])
+def test_a_batch_without_rows(mesh: Any) -> None:
+    empty = np.ones((0, 3), np.float32)
+    for compiled, options in ((compile_net, {"split": ["last"]}), (compile_jax, {})):
+        with pytest.raises(BatchError, match=r"leaf 'x' has 0 rows.*leave empty batches out"):
+            compiled(batch={"x": empty}, mesh=mesh, **options)
+        with pytest.raises(BatchError, match=r"'x': compiled for.*got \[0, 3\]; leave empty"):
+            compiled(mesh=mesh, **options).loss_and_grads({"x": empty})
+
+
 @pytest.mark.parametrize(
     ("path", "message"),
     [

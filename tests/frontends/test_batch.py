@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from plait.core_ir.errors import BatchError
-from plait.core_ir.types import TensorType, f32, i32, i64
+from plait.core_ir.types import TensorType, f32, f64, i32, i64
 from plait.frontends.batch import batch_spec, example_microbatch
 
 
@@ -51,6 +51,14 @@ def test_arrays_of_other_lengths_are_named_with_both_numbers() -> None:
             batch_spec(leaves, num_microbatches, narrow=False)
 
 
+def test_a_batch_without_rows() -> None:
+    leaves = [("mode", "sum"), ("x", np.zeros((0, 3))), ("y", np.zeros(0))]
+    with pytest.raises(BatchError, match=r"leaf 'x' has 0 rows .*at least one row each; leave"):
+        batch_spec(leaves, 2, narrow=False)
+    spec = batch_spec([("x", np.zeros((4, 0)))], 2, narrow=False)  # rows of no elements are rows
+    assert spec.leaves[0].type == TensorType(f64, (2, 0))
+
+
 def test_a_batch_that_is_one_array_is_called_the_batch() -> None:
     with pytest.raises(BatchError, match=r"^the batch has 5 rows"):
         batch_spec([("", np.zeros(5))], 2, narrow=False)
@@ -59,7 +67,11 @@ def test_a_batch_that_is_one_array_is_called_the_batch() -> None:
 @pytest.mark.parametrize(
     ("later", "message"),
     [
-        ([("x", np.zeros((6, 2), np.float32))], r"compiled for shape \[4, 2\].*got \[6, 2\]"),
+        ([("x", np.zeros((6, 2), np.float32))], r"compiled for shape \[4, 2\].*got \[6, 2\]; pad"),
+        (
+            [("x", np.zeros((0, 2), np.float32))],
+            r"compiled for shape \[4, 2\].*got \[0, 2\]; leave",
+        ),
         ([("x", np.zeros((4, 2), np.int32))], "compiled for dtype f32, got i32"),
         ([("y", np.zeros((4, 2), np.float32))], r"missing \['x'\], unexpected \['y'\]"),
         ([("x", None)], "is None, but a stage that runs here reads it"),
