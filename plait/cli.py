@@ -11,7 +11,8 @@ from typing import Annotated, NoReturn, TypeAlias
 import typer
 from rich.console import Console
 
-from plait.api import capture_program, schedule_for
+from plait.api import schedule_for
+from plait.capturing import capture_program
 from plait.cli_lists import axes, changes, counts, names
 from plait.cli_schedule import app as schedule_app
 from plait.compare.events import MISUSES

@@ -16,8 +16,8 @@ from jax.sharding import AbstractMesh
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import plait
-from plait.api import capture_program
 from plait.backends.parts import cut_pair
+from plait.capturing import capture_program
 from plait.core_ir.cost import eqn_seconds
 from plait.core_ir.graph import Graph, Value
 from plait.core_ir.mesh import Mesh

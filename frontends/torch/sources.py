@@ -20,7 +20,7 @@ _STDLIB = sysconfig.get_path("stdlib")
 _PACKAGES = ("site-packages", "dist-packages")
 _WRAPPERS = ("/typing_extensions.py",)
 """Ends of files outside torch that stand around what torch deprecates."""
-_API = ("plait.api", "plait.extras")
+_API = ("plait.api", "plait.capturing", "plait.extras")
 
 
 class ModuleStack:

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from plait.api import capture_program, schedule_for
+from plait.api import schedule_for
+from plait.capturing import capture_program
 from plait.compare.job import stages_of
 from plait.compare.plan import Request, mesh_of, plan_jobs
 from plait.compare.steps import overlapped, step_by_step

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import (
 )
 
 import plait
-from plait.api import capture_program
+from plait.capturing import capture_program
 from plait.core_ir.cost import flops, seconds
 from plait.core_ir.graph import Graph
 from plait.core_ir.numerics import gradient_error, relative_error, tolerance

@@ -9,10 +9,10 @@ from mesh_programs import experts, mesh_of
 from stage_programs import PROGRAMS, layers
 
 import plait
-from plait.api import capture_program
 from plait.backends.jax.engine_spmd import SpmdEngine, stage_mesh, trace_program, whole_mesh
 from plait.backends.jax.hlo import parse
 from plait.backends.jax.submesh import submeshes
+from plait.capturing import capture_program
 from plait.core_ir.passes.multiplex import multiplex_pairs
 from plait.core_ir.program import Program, TaskKind
 from plait.core_ir.schedule import Action, Schedule, build
