@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 from torch import Tensor, nn
 from torch.distributed._functional_collectives import all_reduce, all_to_all_single_autograd
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import distribute_module
 
 import plait
 from plait.backends.torch.mesh_groups import name_axis_group, release_axis
@@ -25,10 +26,15 @@ from plait.core_ir.ops.collective import group_name
 from plait.models.deepseek_v3 import flax, parallel_flax, parallel_torch
 from plait.models.deepseek_v3 import torch as plain_torch
 from plait.models.deepseek_v3.config import CONFIGS, batches
+from plait.models.deepseek_v3.moe.torch import Experts
+from plait.models.llama import config as llama_config
+from plait.models.llama import parallel_torch as parallel_llama
+from plait.models.llama import torch as plain_llama
 
 MESH = {"stage": 2, "expert": 2}
 CONFIG = replace(CONFIGS["tiny"], num_layers=2, seq_len=8, dim=32)
 X, W = np.ones((16, 4), np.float32), np.ones((4, 4), np.float32)
+IN_TORCH = {"split": ["layers.1"], "codegen": "eager", "engine": "local"}
 LINE = r"test_parallel_mistakes\.py:\d+: "
 
 
@@ -93,18 +99,52 @@ def test_experts_that_do_not_divide_over_their_axis(source: str, devices: Device
         model = flax.build(config)
         loss = partial(parallel_flax.loss_fn, mesh=AbstractMesh((4,), ("expert",)))
         marked = partial(loss, cuts=(1,), boundary=plait.stage_boundary)
-        message = r"parallel_flax\.py:\d+: .*not evenly divisible.*'experts'.*float32\[6,32,32\]"
+        message = r"\.py:\d+: .*6 experts do not divide over 4 ranks; choose a number of ranks"
         refused(message, marked, model, batch, mesh)
         return
-    experts = devices["expert"]
-    cut = parallel_torch.expert_parallel(plain_torch.build(config).eval(), experts)
-    tensors = {name: torch.tensor(np.asarray(x)) for name, x in batch.items()}
+    with pytest.raises(ValueError, match="6 experts do not divide over 4 ranks; choose a number"):
+        parallel_torch.expert_parallel(plain_torch.build(config), devices["expert"])
+    cut = plain_torch.build(config).eval()  # by hand
+    for module in cut.modules():
+        if isinstance(module, Experts):
+            distribute_module(module, devices["expert"], parallel_torch._cut)
     message = (
         r"'layers\.1\.moe\.experts\.w1'.*cut over expert.*does not divide: 6 by 4; choose a size"
     )
-    loss = partial(parallel_torch.loss_fn, mesh=experts)
-    options = {"split": ["layers.1"], "codegen": "eager", "engine": "local"}
-    refused(message, loss, cut, tensors, mesh, **options)
+    refused(message, *over_experts(batch, cut, devices), mesh, **IN_TORCH)
+
+
+def over_experts(batch: Any, model: nn.Module, devices: DeviceMesh) -> tuple[Any, nn.Module, Any]:
+    loss = partial(parallel_torch.loss_fn, mesh=devices["expert"])
+    return loss, model, {name: torch.tensor(np.asarray(x)) for name, x in batch.items()}
+
+
+@pytest.mark.parametrize("source", ["torch", "flax"])
+def test_rows_that_do_not_divide_over_the_axis_of_the_experts(
+    source: str, devices: DeviceMesh
+) -> None:
+    batch = next(batches(CONFIG, "train", 12, seed=0))
+    mesh = {"stage": 2, "expert": 4}
+    if source == "flax":
+        loss = partial(parallel_flax.loss_fn, mesh=AbstractMesh((4,), ("expert",)))
+        message = (
+            r"parallel_flax\.py:\d+: shard_map of on_rank cuts dim 0 of its argument batch\.targets, of shape \[6, 8\],"
+            r" over axis 'expert' of 4 ranks, .*; of the batch it has the rows of one microbatch"
+        )
+        refused(message, loss, flax.build(CONFIG), batch, mesh)
+        return
+    cut = parallel_torch.expert_parallel(plain_torch.build(CONFIG).eval(), devices["expert"])
+    message = "6 rows do not divide over 4 ranks; choose a number of ranks that divides 6"
+    refused(message, *over_experts(batch, cut, devices), mesh, **IN_TORCH)
+
+
+def test_positions_that_do_not_divide_over_the_axis_of_the_context(devices: DeviceMesh) -> None:
+    config = replace(llama_config.CONFIGS["tiny"], num_layers=1, seq_len=6)
+    batch = next(llama_config.batches(config, "train", 2, seed=0))
+    tensors = {name: torch.tensor(np.asarray(x)) for name, x in batch.items()}
+    form = parallel_llama.Form(devices, context_axis="expert")
+    with pytest.raises(ValueError, match="6 positions do not divide over 4 ranks; choose"):
+        parallel_llama.loss_fn(plain_llama.build(config), tensors, form=form)
 
 
 def test_ranks_that_run_different_programs(devices: DeviceMesh) -> None:

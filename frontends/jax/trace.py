@@ -18,6 +18,7 @@ from plait.frontends.jax.batch_tree import BatchTree
 from plait.frontends.jax.jaxpr import KEY_IMPL, ClosedJaxpr, abstract, is_key, is_user_file
 from plait.frontends.jax.model import ModelView
 from plait.frontends.jax.trees import ArrayTree, array_tree
+from plait.frontends.jax.uneven import does_not_divide
 
 _DATA_DEPENDENT = (
     jax.errors.ConcretizationTypeError,
@@ -182,6 +183,9 @@ def _make_jaxpr(function: Callable[..., Any], *operands: Any) -> ClosedJaxpr:
 
 
 def _raised(error: Exception) -> CaptureError:
+    uneven = does_not_divide(str(error))
+    if uneven is not None:
+        return CaptureError(f"{_user_source(error)}: {uneven}")
     advice = ""
     if "in_specs passed to shard_map" in str(error):
         advice = (

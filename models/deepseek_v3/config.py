@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from plait.models import text
+from plait.models.dividing import share
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,10 @@ class Config:
             return num_tokens
         equal_load = num_tokens * self.top_k / self.num_experts
         return min(num_tokens, math.ceil(self.capacity_factor * equal_load))
+
+    def check_mesh(self, axes: Mapping[str, int]) -> None:
+        """ValueError where the ranks of the axis "expert" would not have equally many experts."""
+        share(self.num_experts, axes.get("expert", 1), "experts")
 
     def cuts(self, num_stages: int) -> tuple[int, ...]:
         """The layers before which to cut for `num_stages` stages of even length."""

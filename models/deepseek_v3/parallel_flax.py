@@ -36,7 +36,11 @@ def loss_fn(
     cuts: Sequence[int] = (),
     boundary: Boundary = no_boundary,
 ) -> Array:
-    """The loss of `flax.loss_fn`, and what it adds to the routers' `counts`; `boundary` is called on every rank."""
+    """The loss of `flax.loss_fn`, and what it adds to the routers' `counts`; `boundary` is called on every rank.
+
+    ValueError where experts do not divide over the ranks of the axis.
+    """
+    model.config.check_mesh({"expert": mesh.shape[axis]})
     graphdef, params, buffers = _split(model)
 
     def on_rank(params: Any, buffers: Any, batch: Mapping[str, Array]) -> tuple[Array, Any]:

@@ -22,6 +22,7 @@ from torch.distributed.tensor import Shard, distribute_module, distribute_tensor
 from plait.models.deepseek_v3.moe.torch import Exchange, Experts, MoE
 from plait.models.deepseek_v3.torch import DeepSeekV3
 from plait.models.deepseek_v3.torch import loss_fn as plain_loss
+from plait.models.dividing import share
 from plait.models.over_ranks import Spread, mean
 
 AXES = ("expert",)
@@ -35,7 +36,8 @@ def distributed_over(model: DeepSeekV3, mesh: DeviceMesh) -> Callable[[DeepSeekV
 
 
 def expert_parallel(model: DeepSeekV3, mesh: DeviceMesh) -> DeepSeekV3:
-    """Cut the routed experts of a model, in place, over a mesh of one dim."""
+    """Cut the routed experts of a model, in place, over a mesh of one dim. ValueError where they do not divide."""
+    model.config.check_mesh({"expert": mesh.size()})
     for module in model.modules():
         if isinstance(module, MoE):
             module.exchange = exchange_over(mesh.get_group())
@@ -49,10 +51,13 @@ def _cut(name: str, module: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def loss_fn(model: DeepSeekV3, batch: Mapping[str, Tensor], *, mesh: DeviceMesh) -> Tensor:
-    """The loss of `torch.loss_fn` for a model whose experts lie over a mesh of one dim, the same on every rank."""
+    """The loss of `torch.loss_fn` for a model whose experts lie over a mesh of one dim, the same on every rank.
+
+    ValueError where the rows of the batch do not divide over the ranks.
+    """
     group = mesh.get_group()
     ranks, place = dist.get_world_size(group), dist.get_rank(group)
-    length = len(batch["tokens"]) // ranks
+    length = share(len(batch["tokens"]), ranks, "rows")
     own = {name: x.narrow(0, place * length, length) for name, x in batch.items()}
     cut = {id(p) for m in model.modules() if isinstance(m, Experts) for p in m.parameters()}
     params = {

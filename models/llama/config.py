@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from plait.models import text
+from plait.models.dividing import share
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,14 @@ class Config:
     @property
     def head_dim(self) -> int:
         return self.dim // self.num_heads
+
+    def check_mesh(self, axes: Mapping[str, int]) -> None:
+        """ValueError where what is cut does not divide over the ranks of the axes "tensor" and "context"."""
+        tensor = axes.get("tensor", 1)
+        share(self.num_kv_heads, tensor, "key-value heads")
+        share(self.hidden_dim, tensor, "hidden dims")
+        share(self.vocab_size, tensor, "words of the vocabulary")
+        share(self.seq_len, axes.get("context", 1), "positions")
 
     def cuts(self, num_stages: int) -> tuple[int, ...]:
         """The layers before which to cut for `num_stages` stages of even length."""

@@ -48,12 +48,8 @@ class Form:
     sequence_parallel: bool = False
 
     def check(self, config: Config) -> None:
-        """ValueError where heads do not divide: a rank has whole ones."""
-        ranks = self.mesh.shape[self.model_axis] if self.model_axis else 1
-        if config.num_kv_heads % ranks:
-            raise ValueError(
-                f"{config.num_kv_heads} key-value heads do not divide over {ranks} ranks"
-            )
+        """ValueError where heads, hidden dims or the vocabulary do not divide over the ranks of the model axis."""
+        config.check_mesh({"tensor": self.mesh.shape[self.model_axis] if self.model_axis else 1})
 
     def enter(self, x: Array) -> Array:
         """What every rank of the model axis reads whole; [B, T, D], or a part of T -> [B, T, D]."""

@@ -34,6 +34,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from plait.models.dividing import share
 from plait.models.llama.torch import Attention, Llama
 from plait.models.llama.torch import loss_fn as plain_loss
 from plait.models.over_ranks import Spread, mean
@@ -58,9 +59,9 @@ class Form:
 def tensor_parallel(model: Llama, mesh: DeviceMesh) -> Llama:
     """Cut a model, in place, over a mesh of one dim: heads, hidden dims, the vocabulary.
 
-    ValueError where heads do not divide: a rank has whole ones.
+    ValueError where they do not divide.
     """
-    _check_heads(model, mesh)
+    model.config.check_mesh({"tensor": mesh.size()})
     layer: dict[str, ParallelStyle] = {
         **{f"attn.{name}": ColwiseParallel() for name in ("wq", "wk", "wv")},
         "attn.wo": RowwiseParallel(),
@@ -76,7 +77,7 @@ def tensor_parallel(model: Llama, mesh: DeviceMesh) -> Llama:
 
 def sequence_parallel(model: Llama, mesh: DeviceMesh) -> Llama:
     """As `tensor_parallel`, and between attention and MLP the residual stream is cut along time."""
-    _check_heads(model, mesh)
+    model.config.check_mesh({"tensor": mesh.size()})
     part, whole = Shard(1), Replicate()
     layer: dict[str, ParallelStyle] = {
         "attn_norm": SequenceParallel(),
@@ -131,6 +132,8 @@ def distributed_over(model: Llama, mesh: DeviceMesh) -> Callable[[Llama, Any], T
 def loss_fn(model: Llama, batch: Mapping[str, Tensor], *, form: Form) -> Tensor:
     """The loss of `torch.loss_fn` for a model in that form, the same on every rank.
 
+    ValueError where positions do not divide over the ranks of the context axis.
+
     NOTE: over a model axis a backward has to run under `torch.distributed.tensor.parallel.loss_parallel` too.
     """
     with nullcontext() if form.model_axis is None else loss_parallel():
@@ -138,7 +141,7 @@ def loss_fn(model: Llama, batch: Mapping[str, Tensor], *, form: Form) -> Tensor:
             return plain_loss(model, batch)
         group = form.mesh.get_group(form.context_axis)
         ranks, place = dist.get_world_size(group), dist.get_rank(group)
-        length = batch["tokens"].shape[1] // ranks
+        length = share(batch["tokens"].shape[1], ranks, "positions")
         start = place * length
         own = {name: x.narrow(1, start, length) for name, x in batch.items()}
         params = {name: Spread.apply(p, group) for name, p in model.named_parameters()}
@@ -192,12 +195,6 @@ def merged(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> tuple[
     total = torch.logaddexp(lse, other_lse)
     first, second = (lse - total).exp(), (other_lse - total).exp()
     return out * first[..., None] + other * second[..., None], total
-
-
-def _check_heads(model: Llama, mesh: DeviceMesh) -> None:
-    heads, ranks = model.config.num_kv_heads, mesh.size()
-    if heads % ranks:
-        raise ValueError(f"{heads} key-value heads do not divide over {ranks} ranks")
 
 
 def _parallelized(

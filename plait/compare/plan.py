@@ -107,7 +107,8 @@ def _rows(request: Request) -> int:
 
 def _check(request: Request) -> None:
     if is_named(request.model):
-        find_family(request.model).config(request.config, request.changes)
+        family = find_family(request.model)
+        family.check_mesh(family.config(request.config, request.changes), request.axes)
     known = {
         "frontend": (request.frontends, tuple(FRONTENDS)),
         "backend": (request.backends, tuple(ENGINES)),

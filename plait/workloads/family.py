@@ -22,6 +22,17 @@ class Family:
     batches: Callable[..., Iterator[Any]]
     convert: ModuleType
 
+    def check_mesh(self, config: Any, axes: Mapping[str, int]) -> None:
+        """UsageError where the model cannot be cut over axes of a mesh with these sizes."""
+        check = getattr(config, "check_mesh", None)
+        if check is None:
+            return
+        try:
+            check(axes)
+        except ValueError as error:
+            sizes = ",".join(f"{axis}={size}" for axis, size in axes.items())
+            raise UsageError(f"{self.name} over a mesh with {sizes}: {error}") from error
+
     def config(self, name: str, changes: Mapping[str, Any] = MappingProxyType({})) -> Any:
         """A size, with other values for some of its fields; UsageError, listing what there is, for an unknown name."""
         if name not in self.configs:

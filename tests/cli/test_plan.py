@@ -99,6 +99,12 @@ def test_job_survives_its_way_to_a_worker() -> None:
         ({"microbatches": (4, 0)}, "microbatches must be at least 1, got 0"),
         ({"microbatches": ()}, "at least one number of microbatches"),
         ({"num_ranks": 0}, "ranks must be at least 1, got 0"),
+        (
+            {"model": "deepseek_v3", "axes": {"expert": 3}},
+            "deepseek_v3 over a mesh with expert=3: 8 experts do not divide over 3 ranks; choose",
+        ),
+        ({"axes": {"tensor": 4}}, "2 key-value heads do not divide over 4 ranks"),
+        ({"axes": {"data": 5, "context": 3}}, "64 positions do not divide over 3 ranks"),
     ],
 )
 def test_mistakes_are_found_before_a_process_starts(

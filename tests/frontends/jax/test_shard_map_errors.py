@@ -1,6 +1,7 @@
 """What of a mapped loss is refused, with the user's line."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -78,12 +79,47 @@ def test_the_axis_of_the_stages() -> None:
         )
 
 
-def test_a_spec_that_does_not_divide() -> None:
-    refused(
-        over(jax_mesh(model=4), summed("model"), P("model")),
-        LINE + "the loss raised ValueError .* not evenly divisible",
-        {"model": 4},
-    )
+@pytest.mark.parametrize(
+    ("of", "specs", "message"),
+    [
+        (
+            lambda w, x: (w, x),
+            (P("model"), P()),
+            r"shard_map of on_rank cuts dim 0 of its argument a, of shape \[6, 4\], over axis 'model' of 4 ranks, and "
+            r"4 does not divide 6; give the axis a size that divides 6, or pad the array; of the batch",
+        ),
+        (
+            lambda w, x: ({"layers": [w.T, {"up": w.T}]}, [x]),
+            (P(None, "model"), P()),
+            r".*dim 1 of its argument a\.layers\.0, of shape \[4, 6\], .* 4 does not divide 6 "
+            r"\(and 1 more like it\); give .* or pad the array$",
+        ),
+        (
+            lambda w, x: (w, x),
+            (P(), P(None, ("other", "model"))),
+            r".* its argument b, of shape \[2, 6\], over axes 'other', 'model' of 8 ranks, and 8 .* give the axes",
+        ),
+    ],
+    ids=["an array", "a tree", "axes"],
+)
+def test_a_spec_that_does_not_divide(of: Any, specs: Any, message: str) -> None:
+    def on_rank(a: Any, b: Any) -> Any:
+        return jnp.float32(0)
+
+    def loss(w: Any, x: Any) -> Any:
+        mesh = AbstractMesh((2, 4), ("other", "model"))
+        return jax.shard_map(on_rank, mesh=mesh, in_specs=specs, out_specs=P())(*of(w, x))
+
+    axes = {"other": 2, "model": 4}
+    refused(loss, LINE + message, axes, num_microbatches=2)
+
+
+def test_a_spec_of_a_function_without_a_name_does_not_divide() -> None:
+    def function(scale: float, *arrays: Any) -> Any:
+        return scale * jnp.sum(arrays[0])
+
+    loss = over(jax_mesh(model=4), partial(function, 2.0), P("model"), check_vma=False)
+    refused(loss, LINE + r"shard_map cuts dim 0 of its argument args\[0\], of shape", {"model": 4})
 
 
 def test_a_collective_outside_shard_map() -> None:
