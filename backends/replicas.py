@@ -2,17 +2,20 @@
 
 What `compile` calls a microbatch is cut into as many parts as there are places along the data axes of the mesh; part d
 of microbatch m is number m * count + d of all parts, and replica d runs the parts with its number. So the results are
-those of a pipeline with so many more microbatches: losses and gradients are summed over replicas, once a step, and
-random keys go by the number of the part.
+those of a pipeline with so many more microbatches: losses, gradients and what buffers count are summed over replicas,
+once a step, and random keys go by the number of the part.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from plait.backends.runtime import Arrays, Engine, Spans, StepInputs, StepOutputs
-from plait.core_ir.errors import UnsupportedError
-from plait.core_ir.mesh import Mesh
+from plait.core_ir.mesh import Layout, Mesh
+from plait.core_ir.passes.counters import counters
 from plait.core_ir.program import Program
 from plait.core_ir.schedule.schedule import Schedule
 from plait.core_ir.schedule.times import Times
@@ -26,22 +29,53 @@ def own_part(inputs: StepInputs, mesh: Mesh, part: int) -> StepInputs:
     )
 
 
-def check_replicable(program: Program) -> None:
-    """UnsupportedError for a program whose microbatches depend on each other."""
-    for stage in program.stages:
-        for name, _ in stage.tasks["F"].outputs_of("buffer_update"):
-            raise UnsupportedError(
-                f"buffer {name!r} changes from microbatch to microbatch, and each replica of the model would have its "
-                "own; keep it fixed (eval mode, or a norm without running statistics), or leave the mesh to the stages"
-            )
+class Counted:
+    """The buffers of a program in which each replica counts from zero.
+
+    UnsupportedError for a buffer that changes in another way, where there are replicas.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        mesh: Mesh | None,
+        layouts: Mapping[str, Layout] = MappingProxyType({}),
+    ) -> None:
+        is_cut = mesh is not None and mesh.num_parts > 1
+        self.names = counters(program, mesh, layouts) if is_cut and mesh else frozenset()
+        self._types = program.buffer_types
+        self.stages = {
+            name: stage.index
+            for stage in program.stages
+            for name, _ in stage.tasks["F"].outputs_of("buffer_update")
+            if name in self.names
+        }
+
+    def from_zero(self, inputs: StepInputs) -> StepInputs:
+        """What a replica reads in a step."""
+        zeros = {
+            name: np.zeros(self._types[name].shape, self._types[name].dtype.numpy)
+            for name in self.names.intersection(inputs.buffers)
+        }
+        return replace(inputs, buffers={**inputs.buffers, **zeros})
+
+    def added(
+        self, totals: Mapping[str, Any], before: Mapping[str, Any], arrays: Arrays
+    ) -> dict[str, Any]:
+        """What a step leaves of all buffers: of these what was there before and what all replicas counted."""
+        return {
+            name: arrays.add(total, arrays.move(before[name], self.stages[name]))
+            if name in self.names
+            else total
+            for name, total in totals.items()
+        }
 
 
 class ReplicatedEngine:
     """Replicas in one process, one engine for each, or one for all."""
 
     def __init__(self, mesh: Mesh, program: Program, build: Callable[[int], Engine]) -> None:
-        check_replicable(program)
-        self._mesh = mesh
+        self._mesh, self._counted = mesh, Counted(program, mesh)
         engines: dict[int, Engine] = {}
         self._engines: list[Engine] = []
         for replica in range(mesh.num_parts):
@@ -71,8 +105,9 @@ class ReplicatedEngine:
 
     def run(self, inputs: StepInputs) -> StepOutputs:
         """One step of all replicas; sums in the order of replicas."""
+        own_inputs = self._counted.from_zero(inputs)
         found = [
-            engine.run(own_part(inputs, self._mesh, replica))
+            engine.run(own_part(own_inputs, self._mesh, replica))
             for replica, engine in enumerate(self._engines)
         ]
         last = self.stages[-1]
@@ -81,15 +116,19 @@ class ReplicatedEngine:
             if own.loss is not None:
                 part = self.arrays.move(own.loss, last)
                 loss = part if loss is None else self.arrays.add(loss, part)
-        grads = dict(found[0].grads)
+        grads, totals = dict(found[0].grads), dict(found[0].buffers)
         for own in found[1:]:
             for name, grad in own.grads.items():
                 grads[name] = self.arrays.add(grads[name], grad)
+            for name, stage in self._counted.stages.items():
+                part = self.arrays.move(own.buffers[name], stage)
+                totals[name] = self.arrays.add(totals[name], part)
         aux = {
             name: interleave([self.arrays.move(own.aux[name], last) for own in found], self.arrays)
             for name in found[0].aux
         }
-        return StepOutputs(loss, grads, {}, aux)
+        buffers = self._counted.added(totals, inputs.buffers, self.arrays)
+        return StepOutputs(loss, grads, buffers, aux)
 
     def profile(self, inputs: StepInputs) -> Times:
         """As the first replica's engine does."""

@@ -56,6 +56,11 @@ class Mesh:
         """Into how many parts a microbatch is cut."""
         return math.prod(self.axes[axis] for axis in self.data_axes)
 
+    @property
+    def replica_axes(self) -> tuple[str, ...]:
+        """The data axes that the program does not name: ranks along them run it side by side."""
+        return tuple(axis for axis in self.data_axes if axis not in self.named_axes)
+
     @cached_property
     def other_axes(self) -> tuple[str, ...]:
         """All axes but that of the stages, in the mesh's order."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from flax import nnx
 
 import plait
 from plait.core_ir.numerics import gradient_errors, relative_error, tolerance
@@ -70,8 +71,10 @@ def run(pipeline: plait.Pipeline, workload: Workload) -> tuple[Any, dict[str, An
     return plait.to_numpy(loss), _reference(workload).named_gradients(grads)
 
 
-def check(workload: Workload, loss: Any, grads: dict[str, Any], purpose: Any) -> None:
-    """AssertionError unless they are those of the model on one device."""
+def check(
+    workload: Workload, pipeline: plait.Pipeline, loss: Any, grads: dict[str, Any], purpose: Any
+) -> None:
+    """AssertionError unless they are those of the model on one device, and what its routers have counted."""
     assert workload.plain is not None
     wanted = _reference(workload).reference(
         *workload.plain, workload.batch, num_microbatches=NUM_MICROBATCHES
@@ -81,6 +84,20 @@ def check(workload: Workload, loss: Any, grads: dict[str, Any], purpose: Any) ->
     errors = gradient_errors(grads, wanted.grads, partial=True)
     assert errors
     assert max(errors.values()) <= allowed.grads, errors
+    counts = buffers(pipeline)
+    is_complete = pipeline.options.engine != "distributed"
+    for name, wanted_counts in wanted.buffers.items():
+        if name.endswith("counts") and (is_complete or name in counts):
+            assert wanted_counts.any()
+            np.testing.assert_array_equal(counts[name], wanted_counts, err_msg=name)
+
+
+def buffers(pipeline: plait.Pipeline) -> dict[str, Any]:
+    """The changed buffers that the last step left, by name."""
+    if pipeline.captured.framework == "torch" or pipeline.state is None:
+        return {name: plait.to_numpy(x) for name, x in (pipeline.state or {}).items()}
+    flat = nnx.to_flat_state(pipeline.state)
+    return {".".join(map(str, path)): plait.to_numpy(leaf[...]) for path, leaf in flat}
 
 
 def same_bits(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:

@@ -5,15 +5,13 @@ beside each of their exchanges.
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from jax.sharding import AbstractMesh
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from ranks_in_name import ranks_in_name_only
 
 import plait
 from plait.backends.parts import cut_pair
@@ -37,17 +35,6 @@ PAIR = (1, 1)
 """The layer in the middle, of one microbatch forward and of another one backward."""
 
 
-@contextmanager
-def ranks_in_name_only() -> Iterator[DeviceMesh]:
-    """The expert axis of the first of the mesh's ranks; there are no others."""
-    dist.init_process_group("fake", rank=0, world_size=MESH.num_ranks)
-    devices = init_device_mesh("cpu", tuple(MESH.axes.values()), mesh_dim_names=tuple(MESH.axes))
-    try:
-        yield devices[AXIS]
-    finally:
-        dist.destroy_process_group()
-
-
 @cache
 def captured(source: str) -> Program:
     """Three layers, a stage each."""
@@ -59,7 +46,8 @@ def captured(source: str) -> Program:
         loss = partial(over_ranks, cuts=(1, 2), boundary=plait.stage_boundary)
         model.set_attributes(training=False)
         return capture_program(loss, model, batch, **options)[1]
-    with ranks_in_name_only() as devices:
+    with ranks_in_name_only(MESH.axes) as mesh:
+        devices = mesh[AXIS]
         layers = parallel_torch.expert_parallel(plain_torch.build(CONFIG).eval(), devices)
         tensors = {name: torch.tensor(np.asarray(x)) for name, x in batch.items()}
         spread = partial(parallel_torch.loss_fn, mesh=devices)

@@ -22,6 +22,7 @@ from plait.backends.jax.whole import Whole
 from plait.backends.messages import largest_messages, stage_elsewhere
 from plait.backends.order import is_forward, linear_order
 from plait.backends.parts import pairs_here
+from plait.backends.replicas import Counted
 from plait.backends.runtime import Plan, Spans, StepInputs, StepOutputs
 from plait.backends.spans import by_rank, dispatch
 from plait.backends.step import Step, add_shared
@@ -59,8 +60,9 @@ class MpmdEngine:
         ranks = submeshes(mesh, devices)
         self._placed = placed = [ranks[rank % len(ranks)] for rank in schedule.placement]
         axis, _ = program.shard_axis or (None, 1)
-        spreads = Spreads(mesh, layouts or {}, axis)
-        self._whole = None if mesh is None else Whole(program, mesh, spreads, placed)
+        counted = Counted(program, mesh, layouts or {})
+        spreads = Spreads(mesh, layouts or {}, axis, counted.names)
+        self._whole = None if mesh is None else Whole(program, mesh, spreads, placed, counted)
         self.arrays = JaxArrays([Submesh(submesh.devices[:1]) for submesh in placed])
         settled = Settled(program, spreads)
         tasks = compile_stages(settled, placed)
@@ -94,11 +96,12 @@ class MpmdEngine:
             step.end_reductions()
             loss = _sum_losses(step.losses(), inputs.loss_grad)
             grads = add_shared(step.gradients(), self._plan.arrays)
-            aux = step.aux()
+            aux, buffers = step.aux(), step.buffers()
             if self._whole is not None:
                 loss, grads = self._whole.loss(loss), self._whole.gradients(grads)
+                buffers = self._whole.buffers(buffers, inputs)
                 aux = {name: self._whole.aux(x) for name, x in aux.items()}
-            return StepOutputs(loss, beside(grads, inputs.params, self._home), step.buffers(), aux)
+            return StepOutputs(loss, beside(grads, inputs.params, self._home), buffers, aux)
 
     def profile(self, inputs: StepInputs) -> Times:
         """Times of some steps run task by task, each waited for, and of moves between devices."""

@@ -29,6 +29,7 @@ from plait.backends.jax.spmd.ticks import assign_ticks, pairs_of
 from plait.backends.jax.spmd.wiring import wire
 from plait.backends.jax.submesh import Spread, Spreads, Submesh, submeshes
 from plait.backends.jax.whole import Whole
+from plait.backends.replicas import Counted
 from plait.backends.runtime import Spans, StepInputs, StepOutputs
 from plait.backends.step import add_shared
 from plait.core_ir import mesh as core_mesh
@@ -74,13 +75,14 @@ class SpmdEngine:
     ) -> None:
         self._program, self._parts = program, mesh
         axis, _ = program.shard_axis or (None, 1)
-        self._spreads = Spreads(mesh, layouts or {}, axis)
+        counted = Counted(program, mesh, layouts or {})
+        self._spreads = Spreads(mesh, layouts or {}, axis, counted.names)
         num_ranks = schedule.num_ranks if mesh is None else mesh.num_ranks
         self._devices = devices_for(num_ranks, devices)
         self._submeshes = submeshes(mesh, self._devices)
         self._mesh = whole_mesh(self._submeshes, mesh)
         placed = [self._submeshes[rank] for rank in schedule.placement]
-        self._whole = None if mesh is None else Whole(program, mesh, self._spreads, placed)
+        self._whole = None if mesh is None else Whole(program, mesh, self._spreads, placed, counted)
         self.stages = tuple(range(program.num_stages))
         self.arrays = JaxArrays([Submesh(submesh.devices[:1]) for submesh in placed])
         self._moves = self.arrays if mesh is None else JaxArrays(placed, self._spreads)
@@ -121,14 +123,16 @@ class SpmdEngine:
             losses = [x for (pool, _, _), x in named.items() if pool == "loss"]
             loss = _sum_losses(losses[0], inputs.loss_grad) if losses else None
             aux = {name: x for (pool, _, name), x in named.items() if pool == "aux"}
+            buffers = {name: x for (pool, _, name), x in named.items() if pool == "state"}
             if self._whole is not None:
                 grads = self._whole.gradients(grads)
                 loss = None if loss is None else self._whole.loss(loss)
+                buffers = self._whole.buffers(buffers, inputs)
                 aux = {name: self._whole.aux(x) for name, x in aux.items()}
             return StepOutputs(
                 loss=loss,
                 grads=beside(grads, inputs.params, self._devices[0]),
-                buffers={name: x for (pool, _, name), x in named.items() if pool == "state"},
+                buffers=buffers,
                 aux=aux,
             )
 

@@ -50,12 +50,14 @@ class Spread:
 class Spreads:
     """How the values of a program are spread over the submeshes of a mesh; without one nothing is.
 
-    shard_axis: the axis over which parameters are sharded, if any are.
+    shard_axis: the axis over which parameters are sharded, if any are. counted: buffers in which each device counts
+    from zero.
     """
 
     mesh: core_mesh.Mesh | None = None
     layouts: Mapping[str, Layout] = field(default_factory=dict)
     shard_axis: str | None = None
+    counted: frozenset[str] = frozenset()
 
     @cached_property
     def rows(self) -> Spread:
@@ -106,6 +108,8 @@ class Spreads:
     def of(self, port: Port) -> Spread:
         """Of what stands at a port of a task."""
         match port.role:
+            case "buffer" | "buffer_update" if port.name in self.counted:
+                return self.by_device
             case "param" | "buffer" | "buffer_update":
                 return self.param(port.name)
             case "param_grad":

@@ -6,7 +6,7 @@ m D + d. Losses and gradients are sums over parts, in their order.
 
 import functools
 import operator
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from plait.backends.jax.arrays import Given, JaxArrays, on_host
 from plait.backends.jax.compile import CompiledTask, compile_task
 from plait.backends.jax.sharded import Sharded
 from plait.backends.jax.submesh import Spread, Spreads, Submesh, entries
-from plait.backends.replicas import check_replicable
+from plait.backends.replicas import Counted
 from plait.backends.runtime import StepInputs
 from plait.core_ir.arrays import array_type
 from plait.core_ir.build import Builder
@@ -31,17 +31,18 @@ from plait.core_ir.types import TensorType
 
 
 class Whole:
-    """Spreads what the stages of a program are given over their submeshes, and takes together what they give.
-
-    UnsupportedError for buffers that change, where parts of a microbatch would each have their own.
-    """
+    """Spreads what the stages of a program are given over their submeshes, and takes together what they give."""
 
     def __init__(
-        self, program: Program, mesh: Mesh, spreads: Spreads, submeshes: Sequence[Submesh]
+        self,
+        program: Program,
+        mesh: Mesh,
+        spreads: Spreads,
+        submeshes: Sequence[Submesh],
+        counted: Counted,
     ) -> None:
-        if mesh.num_parts > 1:
-            check_replicable(program)
-        self._mesh, self._spreads = mesh, spreads
+        self._mesh, self._spreads, self._counted = mesh, spreads, counted
+        self._submeshes = submeshes
         self._arrays = JaxArrays(submeshes, spreads)
         self._first_of_part = _first_of_parts(mesh)
         self._types = _value_types(program)
@@ -49,11 +50,19 @@ class Whole:
         self._sums: dict[int, tuple[tuple[str, ...], CompiledTask]] = {}
         for stage, types in _gradients_by_stage(program).items():
             types = {name: program.shard_types.get(name, type) for name, type in types.items()}
-            graph = sum_gradients(types, mesh, spreads, program.reduced_params)
+            axes = {name: self._summed_axes(name) for name in types}
+            graph = sum_over_ranks(types, axes, mesh)
             reads = [self._summed(name) for name in types]
             gives = [self._given(name) for name in types]
             task = compile_task(graph, submesh=submeshes[stage], reads=reads, gives=gives)
             self._sums[stage] = tuple(types), task
+        self._totals: dict[int, tuple[tuple[str, ...], CompiledTask]] = {}
+        for stage, names in _counted_by_stage(counted).items():
+            types = {name: self._types[name] for name in names}
+            graph = sum_over_ranks(types, dict.fromkeys(names, mesh.replica_axes), mesh)
+            reads, gives = [spreads.by_device] * len(names), [spreads.param(n) for n in names]
+            task = compile_task(graph, submesh=submeshes[stage], reads=reads, gives=gives)
+            self._totals[stage] = names, task
 
     def inputs(self, inputs: StepInputs) -> StepInputs:
         """Those of a step, whole, as arrays that know how they are spread. UsageError for a part of a parameter."""
@@ -61,7 +70,7 @@ class Whole:
         return replace(
             inputs,
             params={name: self._value(name, x) for name, x in inputs.params.items()},
-            buffers={name: self._value(name, x) for name, x in inputs.buffers.items()},
+            buffers={name: self._buffer(name, x) for name, x in inputs.buffers.items()},
             microbatches=[
                 self._parts(inputs.microbatches[first : first + count])
                 for first in range(0, len(inputs.microbatches), count)
@@ -78,6 +87,28 @@ class Whole:
                 for name, grad in zip(names, task(own), strict=True):
                     found[name] = self.sharded.unpadded(name, grad)
         return found
+
+    def buffers(self, left: Mapping[str, jax.Array], inputs: StepInputs) -> dict[str, jax.Array]:
+        """What a step leaves of all buffers, whole; `inputs` are those that it was given."""
+        found = dict(left)
+        for stage, (names, task) in self._totals.items():
+            own = [self._arrays.move(left[name], stage) for name in names]
+            found.update(zip(names, task(own), strict=True))
+        before = {name: self._value(name, inputs.buffers[name]) for name in self._counted.names}
+        return self._counted.added(found, before, self._arrays)
+
+    def _buffer(self, name: str, array: Any) -> Given:
+        if name not in self._counted.names:
+            return self._value(name, array)
+        stage, spread = self._counted.stages[name], self._spreads.by_device
+        type_ = self._submeshes[stage].type(self._types[name], spread)
+        return Given(np.zeros(type_.shape, type_.dtype.numpy), spread)
+
+    def _summed_axes(self, name: str) -> tuple[str, ...]:
+        """The axes over which the gradient of a parameter is still to be added up."""
+        axes = self._mesh.summed_axes(name, self._spreads.layout(name))
+        is_reduced = name in self._program.reduced_params
+        return tuple(a for a in axes if not (is_reduced and a == self._spreads.shard_axis))
 
     def _gradient(self, name: str, grad: jax.Array, stage: int) -> jax.Array:
         if self._spreads.has_auto:  # so far it may lie as the compiler chose
@@ -130,23 +161,25 @@ class Whole:
         }
 
 
-def sum_gradients(
-    types: Mapping[str, TensorType], mesh: Mesh, spreads: Spreads, reduced: Collection[str] = ()
+def sum_over_ranks(
+    types: Mapping[str, TensorType], axes: Mapping[str, Sequence[str]], mesh: Mesh
 ) -> Graph:
-    """Each gradient as a device has it -> the sum over the data axes that do not cut its parameter.
-
-    reduced: names of those that are sums over the axis of the shards already.
-    """
-    b = Builder("sum_gradients")
+    """Each gradient, or count, as a device has it -> the sum over its axes."""
+    b = Builder("sum_over_ranks")
     for name, type in types.items():
-        grad = b.input(type, "param_grad", name)
-        for axis in mesh.summed_axes(name, spreads.layout(name)):
-            if name in reduced and axis == spreads.shard_axis:
-                continue
-            started = b(all_reduce, grad, axis=axis, size=mesh.axes[axis], reduction="sum")
-            grad = b(wait, started)
-        b.output(grad, "param_grad", name)
+        total = b.input(type, "param_grad", name)
+        for axis in axes[name]:
+            started = b(all_reduce, total, axis=axis, size=mesh.axes[axis], reduction="sum")
+            total = b(wait, started)
+        b.output(total, "param_grad", name)
     return b.build()
+
+
+def _counted_by_stage(counted: Counted) -> dict[int, tuple[str, ...]]:
+    found: dict[int, list[str]] = {}
+    for name, stage in counted.stages.items():
+        found.setdefault(stage, []).append(name)
+    return {stage: tuple(names) for stage, names in found.items()}
 
 
 def _stacked(parts: Sequence[Any]) -> Any:

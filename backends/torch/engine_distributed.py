@@ -15,7 +15,7 @@ import torch
 from torch.distributed import Work
 
 from plait.backends.messages import largest_messages, num_bytes, stage_elsewhere
-from plait.backends.replicas import check_replicable, interleave, own_part
+from plait.backends.replicas import Counted, interleave, own_part
 from plait.backends.runtime import Begin, Spans, StepInputs, StepOutputs
 from plait.backends.spans import Recorder, by_rank
 from plait.backends.step import Step
@@ -67,8 +67,7 @@ class DistributedEngine:
                 + f", but the process group has {self.group.size}; start {mesh.num_ranks} processes, or cut the model "
                 "into another number of stages"
             )
-        if mesh.num_parts > 1:
-            check_replicable(program)
+        self._counted = Counted(program, mesh, layouts or {})
         axis, _ = program.shard_axis or (None, 1)
         self.standing = Standing(mesh, self.group, layouts or {}, axis)
         self.shards = Shards(program, self.standing.place)
@@ -172,11 +171,8 @@ class DistributedEngine:
             if name in self.shards:
                 shard = self.arrays.move(self.shards.own(name, array), 0)
                 params[name] = self.shards.padded(name, shard)
-        return replace(
-            own,
-            params=params,
-            buffers=self.standing.own(own.buffers, self._types),
-        )
+        buffers = self.standing.own(own.buffers, self._types)
+        return self._counted.from_zero(replace(own, params=params, buffers=buffers))
 
     def _execute(
         self,
@@ -262,10 +258,18 @@ class DistributedEngine:
         grads = {name: grad for (_, name), grad in partials.items() if name not in shared}
         if step.inputs.backward:
             grads.update(self._shared_grads(partials))
-        return StepOutputs(loss, grads, step.buffers(), aux)
+        totals = step.buffers()
+        for name in sorted(self._counted.names.intersection(totals)):
+            self.standing.replicas.sum(totals[name])
+        return StepOutputs(loss, grads, totals, aux)
 
     def _as_given(self, outputs: StepOutputs, inputs: StepInputs) -> StepOutputs:
-        """Gradients of parameters that were given whole are whole too."""
+        """Gradients of parameters that were given whole, and buffers that were, are whole too."""
+        before = self.standing.own(inputs.buffers, self._types)
+        buffers = self._counted.added(outputs.buffers, before, self.arrays)
+        for name, buffer in sorted(buffers.items()):
+            if tuple(inputs.buffers[name].shape) != tuple(buffer.shape):
+                buffers[name] = self.standing.whole(name, buffer)
         grads = {}
         for name, grad in sorted(outputs.grads.items()):
             given = tuple(inputs.params[name].shape)
@@ -275,7 +279,7 @@ class DistributedEngine:
                     continue
                 grad = self.shards.whole(name, self.standing.joined(grad))
             grads[name] = grad if given == tuple(grad.shape) else self.standing.whole(name, grad)
-        return replace(outputs, grads=grads)
+        return replace(outputs, grads=grads, buffers=buffers)
 
     def _shared_grads(self, partials: Mapping[tuple[int, str], Any]) -> dict[str, torch.Tensor]:
         """The full sum of each shared parameter's partials, in stage order, on every rank that holds it.

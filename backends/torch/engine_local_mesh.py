@@ -4,13 +4,13 @@ Threads share the artifacts, and meet in the collectives of their tasks.
 """
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from plait.backends.replicas import check_replicable, interleave, own_part
+from plait.backends.replicas import Counted, interleave, own_part
 from plait.backends.runtime import Spans, StepInputs, StepOutputs
 from plait.backends.torch.engine_local import LocalEngine
 from plait.backends.torch.shards import Shards
@@ -36,8 +36,7 @@ class LocalMeshEngine:
         device: torch.device,
         codegen: str,
     ) -> None:
-        if mesh.num_parts > 1:
-            check_replicable(program)
+        self._counted = Counted(program, mesh, layouts)
         self._mesh, self._layouts = mesh, layouts
         self._types = {**program.param_types, **program.buffer_types}
         self._ranks = [n for n, place in enumerate(mesh.places()) if place[mesh.stage_axis] == 0]
@@ -75,10 +74,15 @@ class LocalMeshEngine:
             for name in parts[0].aux
         }
         grads = {
-            name: self._whole(name, [outputs.grads[name] for outputs in found])
+            name: self._gradient(name, [outputs.grads[name] for outputs in found])
             for name in found[0].grads
         }
-        return StepOutputs(loss, grads, found[0].buffers, aux)
+        totals = {
+            name: self._buffer(name, [outputs.buffers[name] for outputs in found])
+            for name in found[0].buffers
+        }
+        buffers = self._counted.added(totals, inputs.buffers, self.arrays)
+        return StepOutputs(loss, grads, buffers, aux)
 
     def profile(self, inputs: StepInputs) -> Times:
         """As the first rank does beside the others."""
@@ -91,13 +95,14 @@ class LocalMeshEngine:
     def _own(self, inputs: StepInputs, number: int) -> StepInputs:
         own = own_part(inputs, self._mesh, self._mesh.part(self._ranks[number]))
         place = self._places[number]
+        buffers = {name: self._part(name, x, place) for name, x in own.buffers.items()}
+        own = self._counted.from_zero(replace(own, buffers=buffers))
         return replace(
             own,
             params={
                 name: self._shard(name, self._part(name, x, place), number)
                 for name, x in own.params.items()
             },
-            buffers={name: self._part(name, x, place) for name, x in own.buffers.items()},
         )
 
     def _shard(self, name: str, part: Any, number: int) -> Any:
@@ -113,30 +118,41 @@ class LocalMeshEngine:
         """Whether a rank stands for those that give the same: the first along all axes but these."""
         return all(place[axis] == 0 for axis in self._mesh.other_axes if axis not in along)
 
-    def _whole(self, name: str, parts: list[torch.Tensor]) -> torch.Tensor:
-        """The sum over axes over which gradients are added up, and the parts along axes that cut it, joined."""
+    def _gradient(self, name: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Of a parameter that is given whole, from what each rank has of it."""
         layout, (shards, _) = self._layouts.get(name, ()), self._program.shard_axis or (None, 1)
         if shards and name in self._program.shard_types:
             layout = shard_layout(layout, shards)
-        cut = axes_of(layout)
-        along = {*cut, *self._mesh.summed_axes(name, layout)}
-        if name in self._program.reduced_params and shards not in cut:
-            along.discard(shards)  # all have the sum
-        sums: dict[tuple[int, ...], torch.Tensor] = {}
-        for place, part in zip(self._places, parts, strict=True):
-            if self._counts(place, along):
-                key = tuple(place[axis] for axis in cut)
-                sums[key] = sums[key] + part if key in sums else part
-        if not cut:
-            return sums[()]
-        axes = self._mesh.axes
-        whole = parts[0].new_empty(whole_type(array_type(parts[0]), layout, axes).shape)
-        for key, part in sums.items():
-            part_of(whole, layout, axes, dict(zip(cut, key, strict=True))).copy_(part)
+        summed = {*self._mesh.summed_axes(name, layout)}
+        if name in self._program.reduced_params and shards not in axes_of(layout):
+            summed.discard(shards)  # all have the sum
+        whole = self._whole(parts, layout, summed)
         if name not in self._program.shard_types:
             return whole
         # What each part of dim 0 ends with only fills its last shard up.
         num_rows = self._program.param_types[name].shape[0]
-        num_parts = math.prod(axes[each] for each in layout[0] if each != shards)
+        num_parts = math.prod(self._mesh.axes[each] for each in layout[0] if each != shards)
         by_part = whole.reshape(num_parts, -1, *whole.shape[1:])[:, :num_rows]
         return by_part.reshape(-1, *whole.shape[1:])
+
+    def _buffer(self, name: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Of what each rank has left of it, or has counted."""
+        summed = self._mesh.replica_axes if name in self._counted.names else ()
+        return self._whole(parts, self._layouts.get(name, ()), summed)
+
+    def _whole(
+        self, parts: Sequence[torch.Tensor], layout: Layout, summed: Collection[str]
+    ) -> torch.Tensor:
+        """The sum over some axes, and the parts along axes that cut the array, joined."""
+        cut, axes = axes_of(layout), self._mesh.axes
+        sums: dict[tuple[int, ...], torch.Tensor] = {}
+        for place, part in zip(self._places, parts, strict=True):
+            if self._counts(place, {*cut, *summed}):
+                key = tuple(place[axis] for axis in cut)
+                sums[key] = sums[key] + part if key in sums else part
+        if not cut:
+            return sums[()]
+        whole = parts[0].new_empty(whole_type(array_type(parts[0]), layout, axes).shape)
+        for key, part in sums.items():
+            part_of(whole, layout, axes, dict(zip(cut, key, strict=True))).copy_(part)
+        return whole

@@ -25,7 +25,8 @@ class Standing:
     Attributes
     ----------
     part: the number of the part of every microbatch that it runs.
-    pipe: the ranks of its pipeline, by stage place. twins: those that differ along data axes alone.
+    pipe: the ranks of its pipeline, by stage place. twins: those that differ along data axes alone; replicas: along
+        those of them that the program does not name.
     """
 
     def __init__(
@@ -36,6 +37,9 @@ class Standing:
         self.part = mesh.part(group.rank)
         self.pipe = group.part(mesh.groups((mesh.stage_axis,)))
         self.twins = group.part(mesh.groups(mesh.data_axes))
+        self.replicas = self.twins
+        if mesh.replica_axes != mesh.data_axes:
+            self.replicas = group.part(mesh.groups(mesh.replica_axes))
         self._fellows = group.part(mesh.groups(mesh.other_axes))
         cutting = {axis: None for layout in layouts.values() for axis in axes_of(layout)}
         self._shard_axis = shard_axis

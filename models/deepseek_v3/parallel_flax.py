@@ -47,8 +47,8 @@ def loss_fn(
         local = nnx.merge(graphdef, params, buffers, copy=True)
         local.set_attributes(MoE, exchange=exchange_over(axis), raise_if_not_found=False)
         loss = flax.loss_fn(local, batch, cuts=cuts, boundary=boundary)
-        _, _, after = _split(local)
-        return lax.pmean(loss, axis), jax.tree.map(partial(_changed, axis), buffers, after)
+        _, _, buffers = _split(local)
+        return lax.pmean(loss, axis), buffers
 
     mapped = jax.shard_map(
         on_rank,
@@ -78,13 +78,9 @@ def exchange_over(axis: str) -> Exchange:
     return Exchange(
         to_experts=lambda slots: lax.all_to_all(slots, axis, 0, 1, tiled=True),
         to_tokens=lambda slots: lax.all_to_all(slots, axis, 1, 0, tiled=True),
+        total=lambda counts: lax.psum(counts, axis),
     )
 
 
 def _split(model: DeepSeekV3) -> Any:
     return nnx.split(model, nnx.Param, ...)
-
-
-def _changed(axis: str, before: Array, after: Array) -> Array:
-    """What was, with what each rank added."""
-    return before if after is before else before + lax.psum(after - before, axis)

@@ -34,8 +34,6 @@ def build(
     module = load("jax", f"models.{name}.flax")
     make = partial(_make, module.build, config, weights, dtype)
     model = nnx.eval_shape(make) if abstract else make()
-    if mesh:  # state that every replica would change on its own
-        model.set_attributes(training=False, raise_if_not_found=False)
     parallel, axes = parallel_form(name, "jax", "flax", mesh)
     loss_fn = module.loss_fn
     if parallel is not None:

@@ -32,8 +32,6 @@ def build(
     with torch.device("meta") if abstract else nullcontext():
         model: torch.nn.Module = module.build(config)
     model = model.bfloat16() if dtype == "bf16" else model
-    if mesh:  # state that every replica would change on its own
-        model.eval()
     parallel, _ = parallel_form(name, "torch", "torch", mesh)
     if parallel is None:
         return module.loss_fn, model

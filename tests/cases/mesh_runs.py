@@ -16,7 +16,7 @@ def main(name: str, frontend: str) -> None:
     options = {"backend": "torch", "engine": "distributed", "codegen": "eager"}
     pipeline = compiled(case, workload, **options)
     loss, grads = run(pipeline, workload)
-    check(workload, loss, grads, "framework" if frontend == "torch" else "backends")
+    check(workload, pipeline, loss, grads, "framework" if frontend == "torch" else "backends")
     assert pipeline.program.pairs
     if case.num_ranks == 4:  # eight processes capture twice for long
         apart = compiled(case, workload, passes=APART, **options)

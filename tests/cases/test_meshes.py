@@ -47,7 +47,7 @@ def test_host_devices(name: str, frontend: str, engine: str) -> None:
     workload = case.workload(frontend)
     pipeline = compiled(case, workload, backend="jax", engine=engine)
     loss, grads = run(pipeline, workload)
-    check(workload, loss, grads, "framework" if frontend == "flax" else "backends")
+    check(workload, pipeline, loss, grads, "framework" if frontend == "flax" else "backends")
     if (name, frontend, engine) == ("expert", "flax", "mpmd"):
         apart = compiled(case, workload, backend="jax", engine=engine, passes=APART)
         same_loss, same = run(apart, workload)

@@ -35,10 +35,12 @@ class Exchange:
     to_experts: f[E, C, D], the slots that the tokens of this rank fill -> f[E / R, R C, D], what R ranks have for the
         experts of this one: an all-to-all that cuts dim 0 and joins dim 1.
     to_tokens: the inverse.
+    total: i32[E], the loads of the experts by the tokens of this rank -> by those of R ranks.
     """
 
     to_experts: Callable[[Array], Array] = stay
     to_tokens: Callable[[Array], Array] = stay
+    total: Callable[[Array], Array] = stay
 
 
 LOCAL = Exchange()
@@ -105,7 +107,7 @@ class MoE(nnx.Module):
         capacity = self.config.capacity(len(tokens))
         places, counts = place(chosen, self.config.num_experts, capacity)
         if self.training:
-            self.router.counts[...] = self.router.counts[...] + counts
+            self.router.counts[...] = self.router.counts[...] + self.exchange.total(counts)
         slots = dispatch(tokens, places, self.config.num_experts, capacity)
         slots = self.experts(self.exchange.to_experts(slots))
         return combine(self.exchange.to_tokens(slots), places, weights).reshape(x.shape)

@@ -7,6 +7,7 @@ meanwhile; NCCL does on a stream of its own, for which the stream that computes 
 import moe_pairs
 import pytest
 from moe_pairs import in_graph, in_wrapper, unhidden
+from ranks_in_name import ranks_in_name_only
 from torch._inductor import config
 from torch._inductor.graph import GraphLowering
 
@@ -41,7 +42,8 @@ def test_beside_every_exchange_runs_a_product_of_the_other_half(
 ) -> None:
     pair, parts = moe_pairs.parts(source, hardware)
     num_exchanges = 0
-    with moe_pairs.ranks_in_name_only() as devices:
+    with ranks_in_name_only(moe_pairs.MESH.axes) as mesh:
+        devices = mesh[moe_pairs.AXIS]
         name_axis_group(moe_pairs.AXIS, devices.get_group())
         for part in parts:
             events = in_wrapper(wrapper(part.graph, monkeypatch), part)

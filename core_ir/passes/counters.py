@@ -1,0 +1,110 @@
+"""Buffers that count: those that replicas of a model may change, each by what its own parts of the batch add.
+
+Along a data axis that the program does not name, replicas know nothing of each other, and a buffer can only change if
+the end of a step does not depend on which replica ran which part, in which order:
+
+    %counts2 = add(%counts, %new)      where `%counts` and `%counts2` are read by nothing else
+
+Every replica may then start from zero, and what all of them counted is added to what stood there. Along a data axis
+that the program names, ranks hold what it says, which must be the same on all of them.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from plait.core_ir.errors import UnsupportedError
+from plait.core_ir.graph import Eqn, Graph, Port, Value
+from plait.core_ir.mesh import Layout, Mesh, axes_of
+from plait.core_ir.ops.elementwise import add
+from plait.core_ir.passes.varying import NOWHERE, Axes, varying
+from plait.core_ir.program import Program
+
+
+def counters(program: Program, mesh: Mesh, layouts: Mapping[str, Layout]) -> frozenset[str]:
+    """The buffers that a mesh's replicas are to count in from zero.
+
+    UnsupportedError for a buffer that changes in another way, where microbatches are cut over data axes.
+    """
+    apart = mesh.replica_axes
+    together = frozenset(mesh.data_axes).difference(apart)
+    if together:
+        _check_alike(program, together, layouts)
+    if not apart:
+        return frozenset()
+    num_readers = Counter(
+        name
+        for stage in program.stages
+        for task in stage.tasks.values()
+        for name, _ in task.inputs_of("buffer")
+    )
+    found = set[str]()
+    for stage in program.stages:
+        forward = stage.tasks["F"]
+        readers = _readers(forward)
+        for name, _ in forward.outputs_of("buffer_update"):
+            if num_readers[name] != 1 or not _is_sum(forward, name, readers):
+                raise UnsupportedError(
+                    f"stage {stage.index}: buffer {name!r} changes from microbatch to microbatch, and each replica "
+                    f"along {', '.join(map(repr, apart))} would have its own; only a buffer that a forward adds to, "
+                    "and that nothing else reads, is added up over replicas: keep it fixed (eval mode, or a norm "
+                    "without running statistics), or leave the mesh to the stages"
+                )
+            found.add(name)
+    return frozenset(found)
+
+
+def _readers(graph: Graph) -> dict[Value, list[Eqn]]:
+    """The equations that read each value, one as often as it does."""
+    found: dict[Value, list[Eqn]] = {}
+    for eqn in graph.eqns:
+        for value in eqn.operands:
+            found.setdefault(value, []).append(eqn)
+    return found
+
+
+def _is_sum(graph: Graph, name: str, readers: Mapping[Value, Sequence[Eqn]]) -> bool:
+    """Whether the update of a buffer is the buffer and what is added to it, and nothing on the way is read."""
+    value = dict(graph.inputs_of("buffer")).get(name)
+    if value is None:
+        return False
+    outputs = Counter(graph.outputs)
+    while not outputs[value]:
+        match readers.get(value, ()):
+            case [eqn] if eqn.op is add:
+                value = eqn.result
+            case _:
+                return False
+    is_update = any(own == name and v is value for own, v in graph.outputs_of("buffer_update"))
+    return is_update and outputs[value] == 1 and not readers.get(value)
+
+
+def _check_alike(program: Program, axes: Axes, layouts: Mapping[str, Layout]) -> None:
+    """UnsupportedError for a buffer that changes, and comes to differ along some of the axes."""
+    sent: dict[tuple[int, Port], Axes] = {}
+    for stage in program.stages:
+        forward = stage.tasks["F"]
+        given = [
+            sent.get((stage.index, port), _given(port, value, axes, layouts))
+            for port, value in zip(forward.input_ports, forward.inputs, strict=True)
+        ]
+        found = varying(forward, given)
+        made = dict(zip(forward.output_ports, forward.outputs, strict=True))
+        for edge in program.edges_from(stage.index, "activation"):
+            sent[edge.target, edge.input] = found[made[edge.output]]
+        for name, value in forward.outputs_of("buffer_update"):
+            differs = sorted(found[value] & axes)
+            if differs:
+                raise UnsupportedError(
+                    f"stage {stage.index}: buffer {name!r} changes from microbatch to microbatch, and ranks along "
+                    f"{', '.join(map(repr, differs))}, each with its part of the batch, would have a value of their "
+                    "own each; add up over them what changes it (an all_reduce), or keep it fixed (eval mode)"
+                )
+
+
+def _given(port: Port, value: Value, axes: Axes, layouts: Mapping[str, Layout]) -> Axes:
+    """How an input varies that no other stage sends."""
+    if port.role in ("param", "buffer"):
+        return frozenset(axes_of(layouts.get(port.name, ())))
+    if port.role == "rng_key" or (port.role == "batch" and value.type.rank):
+        return axes
+    return NOWHERE
