@@ -55,6 +55,7 @@ class Captured:
         integer leaves of a JAX model -> float0.
     pack_aux: aux leaves by port name, stacked by microbatch -> the user's structure.
     pack_state: buffers by leaf name -> the user's `state` structure (JAX with `state=`), else None.
+    flatten_state: the inverse; UsageError where the structure differs, or the model keeps its state itself.
     batch_axes: axes that the model names though its ranks run parts of a batch of their own along them (FSDP).
     """
 
@@ -69,6 +70,7 @@ class Captured:
     pack_grads: Callable[[Mapping[str, Any]], Any]
     pack_aux: Callable[[Mapping[str, Any]], Any]
     pack_state: Callable[[Mapping[str, Any]], Any]
+    flatten_state: Callable[[Any], dict[str, Any]]
     notes: Sequence[str] = field(default=())
     batch_axes: frozenset[str] = frozenset()
     annotated: Mapping[str, str] = field(default_factory=dict)

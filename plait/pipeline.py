@@ -32,8 +32,6 @@ class Pipeline:
     """A model compiled for a pipeline: made by `plait.compile`.
 
     program: stages, tasks and edges; its `str()` is the text form. schedule: which rank runs what, in which order.
-    state: what the last `loss_and_grads` left of the model's buffers: for a JAX source the user's `state` structure,
-    from which the next call goes on; for a torch source a dict of the buffers that changed.
     """
 
     program: Program
@@ -43,9 +41,9 @@ class Pipeline:
     engine: Engine = field(repr=False)
     store: Any = field(repr=False)
     """The parameters of a torch model on the torch backend (`backends.torch.store.Store`), else None."""
-    state: Any = field(default=None, repr=False)
     is_searched: bool = field(default=False, repr=False)
     """Whether `schedule="auto"` chose the schedule: `profile` then looks for a better one."""
+    _state: Any = field(default=None, repr=False)
     _buffers: dict[str, Any] = field(default_factory=dict, repr=False)
     _profile: Times | None = field(default=None, repr=False)
     _steps: int = field(default=0, repr=False)
@@ -61,6 +59,23 @@ class Pipeline:
     def compile_seconds(self) -> float:
         """What compiling the tasks took in this process."""
         return self.engine.compile_seconds
+
+    @property
+    def state(self) -> Any:
+        """What the last `loss_and_grads` left of the model's buffers; None before the first.
+
+        For a torch source a dict of the buffers that changed. For a JAX source the user's `state` structure, from which
+        the next call goes on; another may be set, of an nnx module its own or the module itself, or None, to go on from
+        the model's. UsageError where the structure or a type differs.
+        """
+        return self._state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        buffers = {} if state is None else self.captured.flatten_state(state)
+        self._check_values(buffers)
+        self._buffers = buffers
+        self._state = None if state is None else self.captured.pack_state(buffers)
 
     # Steps.
 
@@ -238,13 +253,13 @@ class Pipeline:
 
     def _keep_state(self, outputs: StepOutputs) -> None:
         if self.captured.framework == "torch":
-            self.state = dict(outputs.buffers)
+            self._state = dict(outputs.buffers)
             return
         names = [leaf.name for leaf in self.captured.leaves if leaf.role == "buffer"]
         if names:
             before = self._buffers or self.captured.read_leaves()
             self._buffers = {name: outputs.buffers.get(name, before[name]) for name in names}
-            self.state = self.captured.pack_state(self._buffers)
+            self._state = self.captured.pack_state(self._buffers)
 
     def _loss(self, outputs: StepOutputs) -> Any:
         if not self.options.has_aux:

@@ -87,6 +87,10 @@ def capture(
     def pack_state(arrays: Mapping[str, Any]) -> Any:
         return _with_keys(view.buffers, [arrays[name] for name in buffers])
 
+    def flatten_state(tree: Any) -> dict[str, Any]:
+        arrays = view.buffers.flatten(view.select_state(tree)).values()
+        return dict(zip(buffers, arrays, strict=True))
+
     return Captured(
         graph=graph,
         framework="jax",
@@ -99,6 +103,7 @@ def capture(
         pack_grads=lambda grads: _pack_grads(view.params, params, grads),
         pack_aux=lambda aux: _with_keys(traced.aux, [aux[name] for name in traced.aux.names]),
         pack_state=pack_state,
+        flatten_state=flatten_state,
         annotated=annotated,
     )
 

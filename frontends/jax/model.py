@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ class ModelView:
     call: `(params, buffers, batch, keywords) -> (loss, new buffers, aux)` on trees.
     read: the model's current `(params, buffers)`, as trees.
     select: the `params` argument of `loss_and_grads` -> a tree of the structure of `params`.
+    select_state: what is set as `Pipeline.state` -> a tree of the structure of `buffers`.
     """
 
     params: ArrayTree
@@ -28,6 +30,7 @@ class ModelView:
     call: Callable[[Any, Any, Any, Mapping[str, Any]], Outcome]
     read: Callable[[], tuple[Any, Any]]
     select: Callable[[Any], Any]
+    select_state: Callable[[Any], Any]
     x64: bool
 
 
@@ -63,7 +66,7 @@ def _view_tree(
         loss, new, *aux = out
         return loss, new, aux[0] if aux else None
 
-    return ModelView(params, buffers, call, lambda: (model, state), lambda tree: tree, x64)
+    return ModelView(params, buffers, call, lambda: (model, state), _itself, _itself, x64)
 
 
 def _view_nnx(
@@ -90,14 +93,21 @@ def _view_nnx(
         _, *now = nnx.split(model, nnx.Param, ...)
         return now[0], now[1]
 
-    def select(tree: Any) -> Any:
-        if isinstance(tree, nnx.Module):
-            return nnx.split(tree, nnx.Param, ...)[1]
-        if isinstance(tree, nnx.State):
-            return nnx.split_state(tree, nnx.Param, ...)[0]
-        return tree
+    select, select_state = (partial(_part_of_nnx, number) for number in range(2))
+    return ModelView(params, buffers, call, read, select, select_state, x64)
 
-    return ModelView(params, buffers, call, read, select, x64)
+
+def _itself(tree: Any) -> Any:
+    return tree
+
+
+def _part_of_nnx(number: int, tree: Any) -> Any:
+    """Of a module or its state the Params (0), or all else (1); another tree as it is."""
+    if isinstance(tree, nnx.Module):
+        return nnx.split(tree, nnx.Param, ...)[1 + number]
+    if isinstance(tree, nnx.State):
+        return nnx.split_state(tree, nnx.Param, ...)[number]
+    return tree
 
 
 def _pair(out: Any, has_aux: bool) -> tuple[Any, Any]:

@@ -101,7 +101,14 @@ def capture(
         pack_grads=lambda grads: _pack_grads(held, grads),
         pack_aux=program.aux.pack,
         pack_state=lambda _: None,
+        flatten_state=_refuse_state,
         batch_axes=batch_axes(model, mesh),
+    )
+
+
+def _refuse_state(state: Any) -> dict[str, Any]:
+    raise UsageError(
+        "Pipeline.state of a torch model is what a step left of its buffers; steps read the model's own: write to those"
     )
 
 

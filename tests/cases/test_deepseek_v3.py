@@ -96,6 +96,7 @@ def test_end_step_follows_a_step_of_the_pipeline() -> None:
 
 
 def test_end_step_of_a_flax_model_whose_pipeline_left_its_state() -> None:
+    """The bias that a step's counts give is handed back, and takes part in the next step."""
     pipeline, model, batch, wanted = compiled(Run("jax", "mpmd", "1f1b"), PER_STAGE["1f1b"])
     pipeline.loss_and_grads(batch)
     nnx.update(model, pipeline.state)
@@ -103,4 +104,15 @@ def test_end_step_of_a_flax_model_whose_pipeline_left_its_state() -> None:
     counts = wanted.buffers["layers.1.moe.router.counts"]
     np.testing.assert_array_equal(router.counts[...], counts)
     end_flax_step(model, speed=0.25)
-    np.testing.assert_array_equal(router.bias[...], 0.25 * np.sign(counts.mean() - counts))
+    bias = np.asarray(router.bias[...])
+    np.testing.assert_array_equal(bias, 0.25 * np.sign(counts.mean() - counts))
+    pipeline.state = model
+    pipeline.loss_and_grads(batch)
+    after = jax_reference.reference(
+        deepseek_flax.loss_fn, model, batch, num_microbatches=NUM_MICROBATCHES
+    )
+    again = after.buffers["layers.1.moe.router.counts"]
+    assert not np.array_equal(again, counts)
+    nnx.update(model, pipeline.state)
+    np.testing.assert_array_equal(router.counts[...], again)
+    np.testing.assert_array_equal(router.bias[...], bias)

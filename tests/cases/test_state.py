@@ -190,6 +190,42 @@ def test_state_is_chained_by_microbatch(engine: str, schedule: str) -> None:
     assert state["count"] == 0
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_state_can_be_set(engine: str) -> None:
+    p = {"w": jnp.asarray([1.0, 2.0])}
+    state = {"mean": jnp.asarray(0.5), "count": jnp.asarray(0, jnp.int32)}
+    batch = {"x": jnp.arange(8.0).reshape(4, 2)}
+    run = Run("jax", engine, "1f1b")
+    pipeline = run.compile(stateful, p, batch, num_microbatches=4, state=state)
+    assert pipeline.state is None
+    first, _ = numpy_tree(pipeline.loss_and_grads(batch))
+    left = numpy_tree(pipeline.state)
+    second, _ = numpy_tree(pipeline.loss_and_grads(batch))
+    assert second != first
+    pipeline.state = left
+    assert numpy_tree(pipeline.state) == left
+    assert numpy_tree(pipeline.loss_and_grads(batch))[0] == second
+    assert pipeline.state["count"] == 8
+    pipeline.state = None
+    assert numpy_tree(pipeline.loss_and_grads(batch))[0] == first
+    for wrong, message in (
+        ({"mean": left["mean"]}, r"state: the structure .*missing \['count'\]"),
+        ({"mean": left["mean"], "count": 1.5}, r"'count': expected an array i32\[\]"),
+        ({"mean": left["mean"], "count": np.zeros(2, np.int32)}, r"'count': compiled for i32\[\]"),
+    ):
+        with pytest.raises(plait.PlaitError, match=message):
+            pipeline.state = wrong
+    assert pipeline.state["count"] == 4  # as it was
+
+
+def test_state_of_a_torch_model_is_the_models_own() -> None:
+    pipeline = Run("torch", "local", "1f1b").compile(
+        net_loss, Net(), net_batch(), split=["second", "head"], num_microbatches=3
+    )
+    with pytest.raises(plait.PlaitError, match="steps read the model's own: write to those"):
+        pipeline.state = {}
+
+
 def noisy(p: Any, batch: Any, *, rng: Any) -> Any:
     h = plait.stage_boundary(batch["x"] * p["w"])
     return jnp.sum(h * jax.random.normal(rng, h.shape)), {"noise": jax.random.normal(rng, (2,))}
