@@ -78,7 +78,12 @@ def _cond(eqn: Eqn, axes: Sequence[Axes]) -> Sequence[Axes]:
 
 
 def _scan(eqn: Eqn, axes: Sequence[Axes]) -> Sequence[Axes]:
-    return _outputs(eqn.attrs["body"], _given_each_time(eqn, axes))
+    given = _given_each_time(eqn, axes)
+    found = _outputs(eqn.attrs["body"], given)
+    if eqn.attrs["length"] == 0:  # the carry stays as it was given
+        first, num = eqn.attrs["num_consts"], eqn.attrs["num_carry"]
+        found[:num] = axes[first : first + num]
+    return found
 
 
 _RULES: Mapping[str, _Rule] = {

@@ -1,5 +1,7 @@
 """Along which axes values vary, on graphs by hand."""
 
+import pytest
+
 from plait.core_ir.build import Builder
 from plait.core_ir.graph import Value
 from plait.core_ir.ops import collective, control, elementwise
@@ -36,18 +38,20 @@ def test_what_collectives_make_of_it() -> None:
     assert found[place] == DATA
 
 
-def test_a_scan_gives_what_its_carry_comes_to_vary_along() -> None:
-    """The carry takes from an x of its turn; another is only ever what was summed."""
+@pytest.mark.parametrize("length", [0, 3])
+def test_a_scan_gives_what_its_carry_comes_to_vary_along(length: int) -> None:
+    """A carry takes from an x of its turn; another becomes the sum of the first; what it was is stacked."""
     body = Builder("body")
-    x, summed, each = body.input(X), body.input(X), body.input(X)
+    x, before, each = body.input(X), body.input(X), body.input(X)
     body.output(body(elementwise.add, x, each))
     body.output(meet(body, collective.all_reduce, x, "data", reduction="sum"))
-    body.output(summed)
+    body.output(before)
     b = Builder("g")
-    carry, start, xs = b.input(X), b.input(X), b.input(X.with_shape((3, 4)))
-    attrs = {"num_consts": 0, "num_carry": 2, "length": 3, "reverse": False}
+    carry, start, xs = b.input(X), b.input(X), b.input(X.with_shape((length, 4)))
+    attrs = {"num_consts": 0, "num_carry": 2, "length": length, "reverse": False}
     results = b.emit(control.scan, carry, start, xs, body=body.build(), **attrs)
     for value in results:
         b.output(value)
-    found = varying(b.build(), [NOWHERE, frozenset({"model"}), DATA])
-    assert [found[value] for value in results] == [DATA, frozenset({"model"}), {"model"}]
+    model = frozenset({"model"})
+    found = [varying(b.build(), [NOWHERE, model, DATA])[value] for value in results]
+    assert found == ([DATA, NOWHERE, model] if length else [NOWHERE, model, model])
