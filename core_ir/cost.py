@@ -5,7 +5,8 @@ from functools import partial
 
 from plait.core_ir.graph import Eqn, Graph
 from plait.core_ir.hardware import Hardware, Link
-from plait.core_ir.lanes import lanes
+from plait.core_ir.lanes import Seconds, lanes
+from plait.core_ir.mesh import Mesh
 from plait.core_ir.named_hardware import CPU_CORE
 from plait.core_ir.ops import attention, convolution, linalg
 from plait.core_ir.ops.collective import (
@@ -73,6 +74,12 @@ def eqn_seconds(eqn: Eqn, hardware: Hardware = CPU_CORE, *, between: Collection[
     if eqn.op.movement:
         return 0.0
     return max(eqn_flops(eqn) / _rate(eqn, hardware), eqn_bytes(eqn) / hardware.bytes_per_second)
+
+
+def seconds_on(hardware: Hardware, mesh: Mesh | None = None) -> Seconds:
+    """`eqn_seconds` on ranks of some hardware; where they stand in a mesh, that says which axes lie between nodes."""
+    between = () if mesh is None else mesh.axes_between_nodes(hardware.ranks_per_node)
+    return partial(eqn_seconds, hardware=hardware, between=between)
 
 
 def seconds(graph: Graph, hardware: Hardware = CPU_CORE, *, between: Collection[str] = ()) -> float:

@@ -1,5 +1,8 @@
 """Hardware by name: published figures, their sources, and what is assumed where nothing is published."""
 
+import logging
+import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -98,8 +101,45 @@ NAMED: Mapping[str, Hardware] = MappingProxyType(
 )
 
 
-def find_hardware(name: str) -> Hardware:
+_OF_DEVICES: Mapping[str, Hardware] = MappingProxyType(
+    {
+        "A100": A100,
+        "A800": A100,  # one whose NVLink is slower, by a third
+        "H100": H100,
+        "GH200": H100,  # one with more memory, beside a CPU
+        "H200": H200,
+        "H800": H800,
+    }
+)
+"""By the word of a device's name that says its model, whatever its form and memory: the figures are those of SXM."""
+
+UNKNOWN_DEVICE = H100
+"""What a device that nothing is known of is taken for."""
+
+logger = logging.getLogger(__name__)
+
+
+def hardware_of_device(name: str | None) -> Hardware:
+    """What a device is taken for by the name that its driver gives, as "NVIDIA H100 80GB HBM3"; None: a core of a CPU.
+
+    A device that is not listed is taken for an H100, and a warning is logged that says so: on anything like a GPU that
+    is nearer than a CPU's core, but for figures to go by it has to be described.
+    """
+    if name is None:
+        return CPU_CORE
+    for word in re.split(r"[^A-Z0-9]+", name.upper()):
+        if word in _OF_DEVICES:
+            return _OF_DEVICES[word]
+    logger.warning(
+        "there are no figures for %r: the cost model takes it for %s; hardware= says what it is",
+        *(name, UNKNOWN_DEVICE.name),
+    )
+    return UNKNOWN_DEVICE
+
+
+def find_hardware(name: str | os.PathLike[str]) -> Hardware:
     """The hardware of a name, or of a .json or .toml file; UsageError, listing what there is, for neither."""
+    name = os.fspath(name)
     if name in NAMED:
         return NAMED[name]
     if Path(name).suffix in (".json", ".toml"):

@@ -11,7 +11,8 @@ from plait.capturing import capture_model, check_annotated, program_of
 from plait.core_ir.arrays import is_torch
 from plait.core_ir.errors import ScheduleError, UsageError
 from plait.core_ir.hardware import Hardware
-from plait.core_ir.named_hardware import CPU_CORE
+from plait.core_ir.mesh import Mesh
+from plait.core_ir.named_hardware import CPU_CORE, hardware_of_device
 from plait.core_ir.passes.pipeline import DEFAULT_PASSES, Passes, schedule_program
 from plait.core_ir.program import Program
 from plait.core_ir.schedule import registry
@@ -46,6 +47,7 @@ def compile(
     has_aux: bool = False,
     trainable: Callable[[Any, Any], bool] | None = None,
     passes: Passes | None = None,
+    hardware: str | os.PathLike[str] | Hardware | None = None,
 ) -> Pipeline:
     """Compile a model and its loss for a pipeline.
 
@@ -78,6 +80,10 @@ def compile(
 
     passes: what the program goes through, a `plait.passes.Passes`; default all of Plait's. With `Passes(sharding=...)`
         ranks along a data axis hold parts of the parameters each.
+    hardware: what the cost model takes the ranks for, by whose times communication is ordered beside compute,
+        `schedule="auto"` is searched for, and `Pipeline.simulate` goes: a name ("cpu-core", "a100", "h100", "h200",
+        "h800"), a .json or .toml file, or a `plait.Hardware`. Default: what the device is, by the name of a GPU, else
+        "cpu-core"; a GPU without an entry is taken for an "h100", which is logged. Results do not depend on it.
 
     Raises a PlaitError at once, on every rank of a distributed run, for anything that does not fit.
     """
@@ -96,6 +102,7 @@ def compile(
             stage_axis=stage_axis,
             data_axes=data_axes,
             passes=passes,
+            hardware=hardware,
             device=device,
             seed=seed,
             has_aux=has_aux,
@@ -118,6 +125,7 @@ def compile(
     error: Exception | None = None
     try:
         where = engines.resolve_device(device)
+        taken = options.hardware or hardware_of_device(engines.device_name(where))
         captured, mesh = capture_model(
             loss_fn,
             model,
@@ -132,9 +140,12 @@ def compile(
             guess=data_axes is None,
         )
         check_annotated(captured, options.backend)
-        program = program_of(captured, passes or DEFAULT_PASSES, mesh)
-        chosen = schedule_for(program, schedule, num_ranks, num_microbatches)
-        program = schedule_program(program, chosen.pairs, passes or DEFAULT_PASSES)
+        passes = passes or DEFAULT_PASSES
+        program = program_of(captured, passes, taken, mesh)
+        chosen = schedule_for(
+            program, schedule, num_ranks, num_microbatches, hardware=taken, mesh=mesh
+        )
+        program = schedule_program(program, chosen.pairs, passes, hardware=taken, mesh=mesh)
         built: Engine = engines.build(
             program,
             chosen,
@@ -146,7 +157,7 @@ def compile(
         )
     except Exception as caught:  # whatever it is, the other ranks must hear of it
         error = caught
-    text = "" if error else f"{chosen}\n{program}"
+    text = "" if error else f"hardware={taken.name!r}\n{chosen}\n{program}"
     engines.agree(options.engine, where, error, text)
     store = None
     if framework == options.backend == "torch":
@@ -155,6 +166,7 @@ def compile(
     return Pipeline(
         program,
         chosen,
+        taken,
         replace(options, mesh=mesh),
         captured,
         built,
@@ -170,12 +182,13 @@ def schedule_for(
     num_microbatches: int,
     *,
     hardware: Hardware = CPU_CORE,
+    mesh: Mesh | None = None,
     memory_limit: float | None = None,
 ) -> Schedule:
     """The schedule by name, by file or as given, validated against the program; ScheduleError where it does not fit.
 
-    One that is searched for is searched for the program's times on the hardware. memory_limit: the bytes that a rank
-    may hold, as `estimate` counts them.
+    One that is searched for is searched for the program's times on the hardware, whose ranks stand in the mesh.
+    memory_limit: the bytes that a rank may hold, as `estimate` counts them.
     """
     stages = program.num_stages
     if isinstance(schedule, Schedule):
@@ -184,7 +197,7 @@ def schedule_for(
         chosen = Schedule.from_csv(Path(schedule))
     elif isinstance(schedule, str):
         ranks, per_rank = registry.shape_for(schedule, stages, num_ranks)
-        times, memory = estimate(program, loop(ranks, per_rank), hardware)
+        times, memory = estimate(program, loop(ranks, per_rank), hardware, mesh)
         chosen = registry.build(
             schedule,
             ranks,

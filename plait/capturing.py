@@ -6,7 +6,9 @@ from functools import partial
 from typing import Any
 
 from plait.core_ir.errors import BatchError, CaptureError, UnsupportedError, UsageError
+from plait.core_ir.hardware import Hardware
 from plait.core_ir.mesh import Mesh
+from plait.core_ir.named_hardware import CPU_CORE
 from plait.core_ir.passes.defer_reductions import defer_reductions
 from plait.core_ir.passes.pipeline import DEFAULT_PASSES, Passes, build_program
 from plait.core_ir.program import Program
@@ -21,11 +23,12 @@ def capture_program(
     batch: Any,
     *,
     passes: Passes = DEFAULT_PASSES,
+    hardware: Hardware = CPU_CORE,
     **options: Any,
 ) -> tuple[Captured, Program]:
     """The model as the frontend captured it and as the passes cut it; options are those of `capture_model`."""
     captured, mesh = capture_model(loss_fn, model, batch, **options)
-    return captured, program_of(captured, passes, mesh)
+    return captured, program_of(captured, passes, hardware, mesh)
 
 
 def capture_model(
@@ -66,14 +69,17 @@ def capture_model(
     return _capture_on(mesh, capture, num_microbatches, guess=guess)
 
 
-def program_of(captured: Captured, passes: Passes, mesh: Mesh | None = None) -> Program:
-    """What was captured as the passes cut it; `mesh` is that which came with it."""
+def program_of(
+    captured: Captured, passes: Passes, hardware: Hardware, mesh: Mesh | None = None
+) -> Program:
+    """What was captured as the passes cut it, for ranks of this hardware; `mesh` is that which came with it."""
     return build_program(
         captured.graph,
         captured.num_cuts + 1,
         passes=passes,
         mesh=mesh,
         layouts=captured.layouts,
+        hardware=hardware,
     )
 
 

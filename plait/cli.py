@@ -4,7 +4,6 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, NoReturn, TypeAlias
 
@@ -27,14 +26,13 @@ from plait.compare.report import (
 )
 from plait.compare.run import Results, check_writable, run_jobs
 from plait.compare.simulate import simulate_rows, with_experts
-from plait.core_ir.cost import eqn_seconds
+from plait.core_ir.cost import seconds_on
 from plait.core_ir.errors import PlaitError, UsageError
 from plait.core_ir.hardware import Hardware, describe
 from plait.core_ir.lanes import describe as describe_lanes
 from plait.core_ir.lanes import lanes
 from plait.core_ir.named_hardware import NAMED, find_hardware
-from plait.core_ir.passes.multiplex import multiplex_pairs
-from plait.core_ir.passes.overlap import overlap
+from plait.core_ir.passes.pipeline import schedule_program
 from plait.core_ir.program import PAIR, TASK_KINDS
 from plait.core_ir.text import print_graph, print_program
 from plait.workloads.abstract import load_abstract
@@ -309,9 +307,9 @@ def program(
 ) -> None:
     """Print the IR of a model's pipeline, or of some of its tasks. Nothing is compiled.
 
-    F&B is printed in the order in which it runs, with the lane and the times of each equation.
+    Tasks are printed in the order in which they run, F&B with the lane and the times of each equation.
     """
-    seconds = partial(eqn_seconds, hardware=find_hardware(hardware))
+    taken = find_hardware(hardware)
     if task is not None and task not in (*TASK_KINDS, PAIR):
         raise UsageError(f"unknown task {task!r}; there are: {', '.join((*TASK_KINDS, PAIR))}")
     if schedule is None and task == PAIR:
@@ -331,19 +329,21 @@ def program(
     job = plan_jobs(request)[0]
     sizes = Sizes(config, dtype, job.batch_size, ranks, job.mesh or {}, job.changes)
     workload = load_abstract(model, job.frontends[0], sizes, job.split)
+    ranks_mesh = mesh_of(request)
     _, built = capture_program(
         workload.loss_fn,
         workload.model,
         workload.batch,
         num_microbatches=microbatches,
         split=workload.split,
-        mesh=mesh_of(request),
+        mesh=ranks_mesh,
+        hardware=taken,
     )
     if stage is not None and stage >= built.num_stages:
         raise UsageError(f"there is no stage {stage}; stages are 0 to {built.num_stages - 1}")
     if schedule is not None:
-        chosen = schedule_for(built, schedule, None, microbatches)
-        built = multiplex_pairs(built, chosen.pairs)
+        chosen = schedule_for(built, schedule, None, microbatches, hardware=taken, mesh=ranks_mesh)
+        built = schedule_program(built, chosen.pairs, hardware=taken, mesh=ranks_mesh)
     if stage is None and task is None:
         sys.stdout.write(print_program(built, source=source))
         return
@@ -361,9 +361,8 @@ def program(
         if source or task != PAIR:
             sys.stdout.write(print_graph(graph, source=source))
             continue
-        ordered = overlap(graph, seconds)
-        summary, comment = describe_lanes(ordered, lanes(ordered, seconds))
-        text = print_graph(ordered, comment=comment)
+        summary, comment = describe_lanes(graph, lanes(graph, seconds_on(taken, ranks_mesh)))
+        text = print_graph(graph, comment=comment)
         sys.stdout.write(text.replace("\n\n", f"\n\n// {summary}\n", 1))
 
 

@@ -1,5 +1,6 @@
 """The options of `compile`, checked before anything is captured: unknown, misplaced and not yet built values."""
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +8,9 @@ from typing import Any, get_args
 
 from plait.core_ir.arrays import is_array
 from plait.core_ir.errors import NotBuiltError, UsageError
+from plait.core_ir.hardware import Hardware
 from plait.core_ir.mesh import Mesh
+from plait.core_ir.named_hardware import NAMED, find_hardware
 from plait.core_ir.passes.pipeline import Passes
 from plait.extras import Framework
 from plait.mesh import read_mesh
@@ -22,7 +25,10 @@ REDUCTIONS = ("mean", "sum")
 
 @dataclass(frozen=True)
 class Options:
-    """Options that passed the checks, with defaults filled in."""
+    """Options that passed the checks, with defaults filled in.
+
+    hardware: what the cost model takes the ranks for; None: what the device is.
+    """
 
     framework: Framework
     backend: Framework
@@ -32,6 +38,7 @@ class Options:
     seed: int
     has_aux: bool
     mesh: Mesh | None = None
+    hardware: Hardware | None = None
 
 
 def framework_of(model: object) -> Framework:
@@ -82,6 +89,7 @@ def check_options(
     stage_axis: str,
     data_axes: Sequence[str] | None,
     passes: object,
+    hardware: object,
     device: object,
     seed: object,
     has_aux: bool,
@@ -126,7 +134,18 @@ def check_options(
             f"num_ranks is {num_ranks}, but the mesh has {read.axes[stage_axis]} ranks along {stage_axis!r}; leave "
             "num_ranks out"
         )
-    return Options(framework, chosen, engine, codegen, reduction, seed, has_aux, read)
+    taken = _read_hardware(hardware)
+    return Options(framework, chosen, engine, codegen, reduction, seed, has_aux, read, taken)
+
+
+def _read_hardware(hardware: object) -> Hardware | None:
+    if hardware is None or isinstance(hardware, Hardware):
+        return hardware
+    if isinstance(hardware, (str, os.PathLike)):
+        return find_hardware(hardware)
+    raise UsageError(
+        f"hardware must be a name ({', '.join(NAMED)}), a .json or .toml file or a plait.Hardware, got {hardware!r}"
+    )
 
 
 def _is_int(value: object) -> bool:

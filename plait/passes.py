@@ -10,7 +10,8 @@ A model is captured as one *joint graph*: forward, loss and backward of one micr
     Passes.scheduled   (Program, pairs) -> Program   what the schedule overlaps; by default SCHEDULED_PASSES
 
 A graph is immutable: a pass returns a new one, and reuses the equations that it does not change. `each_task` makes a
-program pass of a graph pass. `plait.compile(..., passes=Passes(...))` runs your own, in any of the three places.
+program pass of a graph pass. A program or scheduled pass with an argument named `seconds` is given what an equation
+takes on the ranks' hardware. `plait.compile(..., passes=Passes(...))` runs your own, in any of the three places.
 """
 
 from plait.core_ir.lanes import Lanes, lanes

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from plait.backends.runtime import Engine, StepInputs, StepOutputs
 from plait.core_ir.arrays import array_type
 from plait.core_ir.errors import UsageError
+from plait.core_ir.hardware import Hardware
 from plait.core_ir.interpret import interpret
 from plait.core_ir.mesh import whole_type
 from plait.core_ir.ops.random import fold_in, seed_key
@@ -32,10 +33,12 @@ class Pipeline:
     """A model compiled for a pipeline: made by `plait.compile`.
 
     program: stages, tasks and edges; its `str()` is the text form. schedule: which rank runs what, in which order.
+    hardware: what the cost model takes the ranks for.
     """
 
     program: Program
     schedule: Schedule
+    hardware: Hardware
     options: Options
     captured: Captured = field(repr=False)
     engine: Engine = field(repr=False)
@@ -168,7 +171,7 @@ class Pipeline:
         return Timeline(table, start, end)
 
     def simulate(self, times: Times | None = None) -> Timeline:
-        """The schedule in time: by `times`, else as `profile` measured, else by the cost model's estimate."""
+        """The schedule in time: by `times`, else as `profile` measured, else as estimated for `hardware`."""
         chosen = times or self._profile or self._estimated()
         return simulate_program(self.schedule, self.program, chosen)
 
@@ -176,7 +179,8 @@ class Pipeline:
 
     def _estimated(self) -> Times:
         """By the cost model; without the optimizer's step, which is the user's."""
-        times, _ = estimate(self.program, self.schedule.placement)
+        mesh = self.options.mesh
+        times, _ = estimate(self.program, self.schedule.placement, self.hardware, mesh)
         return replace(times, optimizer=0.0)
 
     def _own_store(self, method: str) -> Any:

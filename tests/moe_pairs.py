@@ -16,10 +16,11 @@ from ranks_in_name import ranks_in_name_only
 import plait
 from plait.backends.parts import cut_pair
 from plait.capturing import capture_program
-from plait.core_ir.cost import eqn_seconds
+from plait.core_ir.cost import seconds_on
 from plait.core_ir.graph import Graph, Value
+from plait.core_ir.hardware import Link
 from plait.core_ir.mesh import Mesh
-from plait.core_ir.named_hardware import find_hardware
+from plait.core_ir.named_hardware import CPU_CORE, H100
 from plait.core_ir.passes.cut_at_messages import Part
 from plait.core_ir.passes.multiplex import multiplex_pairs
 from plait.core_ir.passes.overlap import overlap_pairs
@@ -31,6 +32,11 @@ from plait.models.deepseek_v3.config import CONFIGS, batches
 AXIS, NUM_RANKS = "expert", 2
 CONFIG = replace(CONFIGS["tiny"], num_layers=3, num_dense_layers=0, seq_len=8, dim=32)
 MESH = Mesh({"stage": 3, AXIS: NUM_RANKS})
+HARDWARE = {
+    "cpu-core": CPU_CORE,
+    "h100": replace(H100, inside=Link(H100.inside.bytes_per_second)),
+}
+"""An H100 without the latency of its links, behind which nothing of layers this small could hide."""
 PAIR = (1, 1)
 """The layer in the middle, of one microbatch forward and of another one backward."""
 
@@ -66,7 +72,7 @@ class HalvedPart:
 def parts(source: str, hardware: str) -> tuple[Graph, tuple[HalvedPart, ...]]:
     """The pair as it is compiled, ordered by the times of some hardware; whole, and cut at messages."""
     program = multiplex_pairs(captured(source), [PAIR])
-    program = overlap_pairs(program, partial(eqn_seconds, hardware=find_hardware(hardware)))
+    program = overlap_pairs(program, [PAIR], seconds_on(HARDWARE[hardware]))
     pair = program.pairs[PAIR]
     cut, _ = cut_pair(program, PAIR)
     return pair, tuple(_halved(pair, cut))

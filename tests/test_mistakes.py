@@ -135,6 +135,17 @@ def test_a_loss_that_is_not_a_tensor() -> None:
         ({"num_ranks": 2}, ScheduleError, r"1 stage cannot be put on 2 ranks"),
         ({"device": "tpu"}, UsageError, r"device 'tpu'"),
         ({"device": "cuda"}, UsageError, r"no CUDA device"),
+        (
+            {"hardware": "tpu"},
+            UsageError,
+            r"unknown hardware 'tpu'; there are: cpu-core, a100, .*; or name a .json or .toml file",
+        ),
+        ({"hardware": "gone.toml"}, UsageError, r"cannot read gone.toml"),
+        (
+            {"hardware": 5},
+            UsageError,
+            r"hardware must be a name \(cpu-core, a100, .*\), .* plait.Hardware, got 5",
+        ),
         ({"seed": "a"}, UsageError, r"seed must be an integer"),
         ({"engine": "distributed"}, UsageError, r"needs a process group.*torchrun"),
         ({"state": {}}, UsageError, r"state"),

@@ -27,6 +27,11 @@ def resolve_device(device: Any) -> tuple[jax.Device, ...]:
         raise UsageError(f"JAX has no devices of platform {device!r} here: {error}") from None
 
 
+def device_name(devices: tuple[jax.Device, ...]) -> str | None:
+    """What JAX calls the first device, and so all of its platform; None for a CPU."""
+    return None if devices[0].platform == "cpu" else devices[0].device_kind
+
+
 def build(
     program: Program,
     schedule: Schedule,

@@ -56,6 +56,11 @@ def resolve_device(device: Any) -> torch.device:
     return chosen
 
 
+def device_name(device: torch.device) -> str | None:
+    """What its driver calls a GPU; None for a CPU."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else None
+
+
 def build(
     program: Program,
     schedule: Schedule,

@@ -23,7 +23,6 @@ import heapq
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from plait.core_ir.cost import eqn_seconds
 from plait.core_ir.errors import VerifyError
 from plait.core_ir.graph import Eqn, Graph, Value
 from plait.core_ir.lanes import Seconds, lanes
@@ -76,9 +75,8 @@ def _exposed(graph: Graph, seconds: Seconds) -> float:
     return round(found.exposed / found.communication, 6) if found.communication else 0.0
 
 
-def overlap_tasks(program: Program, seconds: Seconds = eqn_seconds) -> Program:
-    """The program with its tasks that communicate in that order, those of a step aside; by default by the cost model's
-    times."""
+def overlap_tasks(program: Program, seconds: Seconds) -> Program:
+    """The program with its tasks that communicate in that order, those of a step aside."""
 
     def ordered(kind: str, graph: Graph) -> Graph:
         communicates = any(eqn.op in STARTS for eqn in graph.eqns)
@@ -92,9 +90,9 @@ def overlap_tasks(program: Program, seconds: Seconds = eqn_seconds) -> Program:
 
 
 def overlap_pairs(
-    program: Program, pairs: Collection[tuple[int, int]], seconds: Seconds = eqn_seconds
+    program: Program, pairs: Collection[tuple[int, int]], seconds: Seconds
 ) -> Program:
-    """The program with its F&B tasks in that order; by default by the cost model's times."""
+    """The program with its F&B tasks in that order."""
     ordered = {pair: overlap(graph, seconds) for pair, graph in program.pairs.items()}
     return replace(program, pairs=ordered)
 

@@ -9,14 +9,19 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from inspect import signature
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import TypeAlias, TypeVar
 
+from plait.core_ir.cost import seconds_on
 from plait.core_ir.errors import UsageError, VerifyError
 from plait.core_ir.graph import Eqn, Graph
+from plait.core_ir.hardware import Hardware
+from plait.core_ir.lanes import Seconds
 from plait.core_ir.mesh import Layout, Mesh
+from plait.core_ir.named_hardware import CPU_CORE
 from plait.core_ir.passes.clean_bodies import clean_bodies
 from plait.core_ir.passes.deduplicate_stages import deduplicate_stages
 from plait.core_ir.passes.eliminate_dead_code import eliminate_dead_code
@@ -35,9 +40,14 @@ from plait.core_ir.text import print_graph, print_program
 from plait.core_ir.verify import verify, verify_program
 
 GraphPass: TypeAlias = Callable[[Graph], Graph]
-ProgramPass: TypeAlias = Callable[[Program], Program]
-ScheduledPass: TypeAlias = Callable[[Program, Collection[tuple[int, int]]], Program]
-"""A pass over a program and the pairs, (forward stage, backward stage), that its schedule overlaps."""
+ProgramPass: TypeAlias = Callable[[Program], Program] | Callable[[Program, Seconds], Program]
+"""A pass over a program; one that goes by times has to be given `seconds`, see `Passes`."""
+ScheduledPass: TypeAlias = (
+    Callable[[Program, Collection[tuple[int, int]]], Program]
+    | Callable[[Program, Collection[tuple[int, int]], Seconds], Program]
+)
+"""A pass over a program and the pairs, (forward stage, backward stage), that its schedule overlaps; one that goes by
+times has to be given `seconds` too."""
 
 CLEANING: tuple[GraphPass, ...] = (
     eliminate_dead_code,
@@ -80,7 +90,9 @@ class Passes:
     passes, then `shard_parameters` where `sharding` says how, then, once the schedule is chosen, scheduled passes. What
     every pass gives is verified.
 
-    A pass is a function whose name is its own; `each_task` makes a program pass of a graph pass.
+    A pass is a function whose name is its own; `each_task` makes a program pass of a graph pass. A program or scheduled
+    pass with an argument named `seconds` that has no default is given it: what an equation takes on the ranks'
+    hardware. `partial(overlap_tasks, seconds=...)` goes by other times.
     """
 
     joint: tuple[GraphPass, ...] = CLEANING
@@ -105,7 +117,9 @@ DEFAULT_PASSES = Passes()
 """All of Plait's own."""
 
 
-def each_task(one: GraphPass, kinds: Collection[TaskKind] = TASK_KINDS) -> ProgramPass:
+def each_task(
+    one: GraphPass, kinds: Collection[TaskKind] = TASK_KINDS
+) -> Callable[[Program], Program]:
     """The pass over every task graph of these kinds of every stage. It has to keep the ports."""
 
     def run(program: Program) -> Program:
@@ -172,11 +186,13 @@ def build_program(
     passes: Passes = DEFAULT_PASSES,
     mesh: Mesh | None = None,
     layouts: Mapping[str, Layout] = MappingProxyType({}),
+    hardware: Hardware = CPU_CORE,
     dump: Path | None = None,
 ) -> Program:
     """The program of a joint graph: stages with tasks F, B, I and W, and those of sharded parameters.
 
     mesh, layouts: what `passes.sharding` goes by; layouts are those of parameters that axes of the mesh cut.
+    hardware: of the ranks, which stand in the mesh; for passes that go by times.
     dump: a folder that gets the text of the IR after each pass. PartitionError where the graph cannot be cut,
     UsageError where parameters cannot be sharded, VerifyError, naming the pass, where one gives what is not valid.
     """
@@ -185,7 +201,7 @@ def build_program(
     cut = partial(partition_stages, num_stages=num_stages, name=name)
     program: Program = runner.run("partition_stages", cut, joint)
     for one in passes.program:
-        program = runner.run(_name(one), one, program)
+        program = runner.run(_name(one), _timed(one, hardware, mesh), program)
     if passes.sharding is not None:
         axis = passes.sharding.axis
         mesh = _mesh_to_shard_over(axis, mesh)
@@ -215,20 +231,43 @@ def _mesh_to_shard_over(axis: str, mesh: Mesh | None) -> Mesh:
 
 
 def schedule_program(
-    program: Program, pairs: Collection[tuple[int, int]], passes: Passes = DEFAULT_PASSES
+    program: Program,
+    pairs: Collection[tuple[int, int]],
+    passes: Passes = DEFAULT_PASSES,
+    *,
+    hardware: Hardware = CPU_CORE,
+    mesh: Mesh | None = None,
 ) -> Program:
-    """The program with what its schedule asks for: `pairs` are those that it overlaps."""
+    """The program with what its schedule asks for: `pairs` are those that it overlaps.
+
+    hardware: of the ranks, which stand in the mesh; for passes that go by times.
+    """
     runner = Runner()
     for one in passes.scheduled:
-        program = runner.run(_name(one), partial(_call, one, pairs), program)
+        timed = _timed(one, hardware, mesh)
+        program = runner.run(_name(one), partial(_call, timed, pairs), program)
     return program
 
 
-def _call(one: ScheduledPass, pairs: Collection[tuple[int, int]], program: Program) -> Program:
+def _call(
+    one: Callable[..., Program], pairs: Collection[tuple[int, int]], program: Program
+) -> Program:
     return one(program, pairs)
 
 
+def _timed(
+    one: Callable[..., Program], hardware: Hardware, mesh: Mesh | None
+) -> Callable[..., Program]:
+    """The pass, with what equations take if it has to be given that."""
+    asked = signature(one).parameters.get("seconds")
+    if asked is None or asked.default is not asked.empty:
+        return one
+    return partial(one, seconds=seconds_on(hardware, mesh))
+
+
 def _name(one: Callable[..., object]) -> str:
+    if isinstance(one, partial):
+        return _name(one.func)
     return str(getattr(one, "__name__", one))
 
 

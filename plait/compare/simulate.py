@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from plait.api import schedule_for
@@ -131,7 +131,7 @@ def _cut(request: Request, frontend: str | None, num_stages: int, num_microbatch
 def _row(
     request: Request, hardware: Hardware, schedule: str, num_microbatches: int, cut: Cut
 ) -> tuple[dict[str, Any], Timeline]:
-    chosen = _schedule(cut.program, schedule, request.num_ranks, num_microbatches, hardware)
+    chosen = _schedule(cut.program, schedule, request, num_microbatches, hardware)
     mesh = mesh_of(request)
     program = overlapped(cut.program, chosen, hardware, mesh)
     times, memory = estimate(program, chosen.placement, hardware, mesh)
@@ -177,16 +177,19 @@ def _leaving(program: Program, hardware: Hardware, mesh: Mesh | None) -> list[st
 
 
 def _schedule(
-    program: Program, name: str, num_ranks: int, num_microbatches: int, hardware: Hardware
+    program: Program, name: str, request: Request, num_microbatches: int, hardware: Hardware
 ) -> Schedule:
     """The schedule; `auto` within the hardware's memory, if anything fits into it."""
+    build = partial(
+        schedule_for,
+        *(program, name, request.num_ranks, num_microbatches),
+        hardware=hardware,
+        mesh=mesh_of(request),
+    )
     if name == AUTO.name:
-        limit = hardware.memory_bytes
         with suppress(ScheduleError):
-            return schedule_for(
-                *(program, name, num_ranks, num_microbatches), hardware=hardware, memory_limit=limit
-            )
-    return schedule_for(program, name, num_ranks, num_microbatches, hardware=hardware)
+            return build(memory_limit=hardware.memory_bytes)
+    return build()
 
 
 def _peak_seconds(program: Program, hardware: Hardware) -> float:

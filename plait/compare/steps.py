@@ -11,11 +11,10 @@ Each step keeps those before it. What a schedule does not have, pairs, say, chan
 """
 
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 
-from plait.core_ir.cost import eqn_seconds
+from plait.core_ir.cost import seconds_on
 from plait.core_ir.hardware import Hardware
 from plait.core_ir.mesh import Mesh
 from plait.core_ir.passes.multiplex import multiplex_pairs
@@ -32,8 +31,7 @@ def overlapped(
     program: Program, schedule: Schedule, hardware: Hardware, mesh: Mesh | None
 ) -> Program:
     """The program as it runs under a schedule: pairs joined, tasks and pairs ordered, by the hardware's times."""
-    between = () if mesh is None else mesh.axes_between_nodes(hardware.ranks_per_node)
-    seconds = partial(eqn_seconds, hardware=hardware, between=between)
+    seconds = seconds_on(hardware, mesh)
     joined = multiplex_pairs(program, schedule.pairs)
     return overlap_pairs(overlap_tasks(joined, seconds), schedule.pairs, seconds)
 

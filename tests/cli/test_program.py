@@ -134,6 +134,22 @@ def test_a_pair_holds_both_halves(capsys: pytest.CaptureFixture[str]) -> None:
     assert list(parse_program(whole).pairs) == [(0, 3), (1, 2), (2, 1), (3, 0)]
 
 
+def test_hardware_says_in_which_order_tasks_run(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("program", "deepseek_v3", "--frontend", "flax", "--mesh", "expert=2")
+    programs = []
+    for hardware in ("cpu-core", "h100"):
+        options = ("--stages", "4", "--schedule", "dualpipev", "--hardware", hardware)
+        programs.append(parse_program(run(capsys, *arguments, *options)[1]))
+        _, text, _ = run(capsys, *arguments, *options, "--task", "F&B", "--stage", "1")
+        assert "us are hidden" in text
+        assert print_graph(programs[-1].pairs[1, 2]) == print_graph(parse_graph(text))
+    for kind in ("F", "B"):
+        one, other = (print_graph(program.task(1, kind)) for program in programs)
+        assert one != other
+    one, other = (print_graph(program.pairs[1, 2]) for program in programs)
+    assert one != other
+
+
 def test_a_schedule_without_pairs_has_none(capsys: pytest.CaptureFixture[str]) -> None:
     code, text, _ = run(capsys, "program", "mlp", "--task", "F&B", "--schedule", "1f1b")
     assert (code, text) == (0, "")

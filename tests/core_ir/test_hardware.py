@@ -1,6 +1,7 @@
 """Descriptions of hardware: what they refuse, what they say of dtypes and links, files."""
 
 import json
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +9,14 @@ import pytest
 
 from plait.core_ir.errors import UsageError
 from plait.core_ir.hardware import Hardware, Link, describe, to_json
-from plait.core_ir.named_hardware import H100, H800, NAMED, find_hardware
+from plait.core_ir.named_hardware import (
+    CPU_CORE,
+    H100,
+    H800,
+    NAMED,
+    find_hardware,
+    hardware_of_device,
+)
 from plait.core_ir.types import DTYPES, bf16, c64, c128, f8e5m2, f16, f32, f64, i32
 
 PLAIN = Hardware(
@@ -148,6 +156,44 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         Hardware.from_file(tmp_path / "list.json")
     with pytest.raises(UsageError, match=r"unknown hardware 'tpu'; there are: cpu-core, a100"):
         find_hardware("tpu")
+
+
+@pytest.mark.parametrize(
+    ("device", "name"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA A100-PCIE-40GB", "a100"),
+        ("A100-SXM4-40GB", "a100"),
+        ("NVIDIA A800-SXM4-80GB", "a100"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H100 PCIe", "h100"),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "h100"),
+        ("NVIDIA GH200 480GB", "h100"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA H200 NVL", "h200"),
+        ("NVIDIA H800", "h800"),
+    ],
+)
+def test_a_device_is_known_by_a_word_of_its_name(
+    device: str, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert hardware_of_device(device) is NAMED[name]
+    assert hardware_of_device(None) is CPU_CORE
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    "device", ["NVIDIA A10", "NVIDIA L40S", "NVIDIA H20", "Tesla V100-SXM2-16GB", "H100X"]
+)
+def test_an_unknown_device_is_taken_for_an_h100_and_said_so(
+    device: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "plait"):
+        assert hardware_of_device(device) is H100
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        f"there are no figures for {device!r}: the cost model takes it for h100; hardware= says what it is"
+    )
 
 
 def test_words_hold_the_figures() -> None:

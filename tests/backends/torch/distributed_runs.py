@@ -213,10 +213,12 @@ def gone(when: str) -> None:
 
 
 def different() -> None:
-    """Ranks that built different schedules learn it before the first message."""
+    """Ranks that built different schedules, or for different hardware, learn it before the first message."""
     model = llama.build(CONFIG, seed=0)
     with pytest.raises(plait.PlaitError, match="another program or schedule"):
         compiled(model, schedule="gpipe" if RANK else "1f1b")
+    with pytest.raises(plait.PlaitError, match=r"rank 0 has \"hardware='h100'\".*='a100'"):
+        compiled(model, hardware="a100" if RANK else "h100")
 
 
 def profile() -> None:
@@ -360,6 +362,8 @@ def user_error() -> None:
     )
     with pytest.raises(plait.PlaitError, match="unknown reduction"):
         compiled(llama.build(CONFIG), reduction="max" if RANK == 1 else "mean")
+    with pytest.raises(plait.PlaitError, match="unknown hardware 'abacus'"):
+        compiled(llama.build(CONFIG), hardware="abacus" if RANK == 1 else None)
 
 
 def different_values() -> None:

@@ -244,7 +244,7 @@ def test_tasks_that_communicate_are_ordered_and_others_stay() -> None:
         "  %d: f32[4] = tanh(%g)\n}\n"
     )
     program = Program("m", (Stage(0, {"F": forward, "B": plain}),), ())
-    stage = overlap_tasks(program).stages[0]
+    stage = overlap_tasks(program, cost).stages[0]
     assert stage.tasks["B"] is plain
     names = [eqn.op.name for eqn in stage.tasks["F"].eqns]
     assert names == ["all_to_all", "dot_general", "wait", "add"]
