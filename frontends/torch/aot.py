@@ -6,6 +6,7 @@ tensors, and whether autograd runs a backward or torch.func a transform. All els
 
 import contextlib
 import functools
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
@@ -26,20 +27,17 @@ from torch._functorch._aot_autograd.descriptors import (
 )
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._ops import HigherOrderOperator
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-)
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import PythonKeyTracer, make_fx
 from torch.utils import _pytree as pytree
 
-from plait.core_ir.errors import CaptureError, UnsupportedError
+from plait.core_ir.errors import CaptureError, PlaitError
 from plait.core_ir.graph import UNKNOWN, Source
+from plait.frontends.torch.aot_errors import explained, refusal
+from plait.frontends.torch.backward import Running
 from plait.frontends.torch.checkpoint import recomputation
 from plait.frontends.torch.dtensors import loss_parallel_kept
-from plait.frontends.torch.groups import COMMUNICATION
 from plait.frontends.torch.permute import permuting
 from plait.frontends.torch.plain_collectives import functional_forms
 from plait.frontends.torch.sources import calling_source, raising_source
@@ -129,14 +127,23 @@ class Recorder:
         self.parts: tuple[str, ...] = ()
         self._next_random = 0
         self._by_sequence: dict[int, Source] = {}
+        self._running = Running()
 
     def restart(self) -> None:
         """The forward runs again from its start."""
         self._next_random = 0
 
+    def place(self, where: Source) -> str:
+        """`where`; if that is unknown while torch's own part of a backward runs, or has just raised: the forward line
+        that this backward is of."""
+        if where is not UNKNOWN or not self._running.name:
+            return str(where)
+        forward = self._by_sequence.get(self._running.sequence, UNKNOWN)
+        return f"{forward}, in its backward ({self._running.name})"
+
     def note(self, node: fx.Node) -> None:
         """Complete the metadata of a node just made."""
-        source = calling_source(self._module_path(), export_joint.__code__)
+        source = calling_source(self._module_path())
         sequence = node.meta.get("seq_nr", -1)
         if not in_backward():
             self._by_sequence.setdefault(sequence, source)
@@ -173,6 +180,7 @@ class Recorder:
             self._next_random = before
 
         with (
+            self._running.following(),
             mock.patch.object(PythonKeyTracer, "create_node", create_node),
             mock.patch.object(torch, "get_rng_state", get_state),
             mock.patch.object(torch, "set_rng_state", set_state),
@@ -196,46 +204,29 @@ def _is_random(target: Any) -> bool:
 def export_joint(module: nn.Module, args: Sequence[Tensor], recorder: Recorder) -> JointGraph:
     """The joint graph of a module that returns `(loss, ...)`; the module and the arguments hold fake tensors.
 
-    CaptureError for an op whose result's shape, or a Python value, depends on data.
+    CaptureError for an op whose result's shape, or a Python value, depends on data, and for whatever is raised.
     """
+
+    def refuse(op: HigherOrderOperator, *args: Any, **kwargs: Any) -> Any:
+        raise refusal(recorder.place(calling_source()), op, args)
+
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.compiler._compile_session_context())
             stack.enter_context(torch.compiler.set_stance("force_eager"))  # the user's compile
-            stack.enter_context(mock.patch.object(HigherOrderOperator, "__call__", _refuse))
+            stack.enter_context(mock.patch.object(HigherOrderOperator, "__call__", refuse))
             stack.enter_context(recorder.recording())
+            stack.enter_context(warnings.catch_warnings())
+            warnings.filterwarnings("ignore", "Error detected in ")  # the place is in the exception
             stack.enter_context(functional_forms())
             stack.enter_context(permuting())
             stack.enter_context(loss_parallel_kept())
             joint = aot_export_joint_with_descriptors(stack, module, tuple(args))
-    except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        where = raising_source(error.__traceback__)
-        if error.func is torch.ops.aten._local_scalar_dense.default:
-            raise CaptureError(
-                f"{where}: the value of a tensor is read as a Python number (item(), int(), float(), an if, a shape or "
-                "a bound of a slice), but it depends on the data, which is not known while the model is captured. A "
-                "number in the batch is such a tensor: an input, which may differ from batch to batch. Keep it as a "
-                "tensor (torch.where in place of an if), and pad the parts that ranks exchange to one size; a setting "
-                "that does not change belongs in a closure, or in the batch as a str"
-            ) from error
-        raise CaptureError(
-            f"{where}: {error.func} gives a shape or a Python value that depends on the data, so the program is not "
-            "one graph; use an op with a fixed shape (torch.where, masked_fill, topk, a padded length)"
-        ) from error
-    except AssertionError as error:
-        if "Unexpected fake buffer" not in str(error):
-            raise
-        raise CaptureError(
-            "the loss reads a tensor that an earlier forward left outside the model (a global, a closure, an object "
-            "that is no module); state that lasts from one microbatch to the next must be a buffer: register_buffer"
-        ) from error
-    except RuntimeError as error:
-        if "use_reentrant=True" not in str(error):
-            raise
-        raise CaptureError(
-            "torch.utils.checkpoint with use_reentrant=True runs a backward of its own inside the backward, which "
-            "cannot be captured; pass use_reentrant=False"
-        ) from error
+    except (PlaitError, Warning):
+        raise
+    except Exception as error:
+        place = recorder.place(raising_source(error.__traceback__))
+        raise explained(error, place) from error
     module_ = joint.graph_module
     (output,) = (n for n in module_.graph.nodes if n.op == "output")
     inputs = tuple(
@@ -244,34 +235,6 @@ def export_joint(module: nn.Module, args: Sequence[Tensor], recorder: Recorder) 
     returned = zip(output.meta["desc"], output.args[0], strict=True)
     outputs = tuple(None if node is None else _output_slot(desc) for desc, node in returned)
     return JointGraph(module_, inputs, outputs)
-
-
-def _refuse(op: HigherOrderOperator, *args: Any, **kwargs: Any) -> Any:
-    """In place of an op over functions, such as cond, and of the wrapper that makes an op functional."""
-    where, name = calling_source(), str(op)
-    if name == "with_effects":
-        if args[1].namespace in COMMUNICATION:
-            raise UnsupportedError(
-                f"{where}: {args[1]} communicates between ranks and cannot be captured as it is called here. Call "
-                "torch.distributed.all_reduce, all_gather, all_gather_into_tensor, reduce_scatter, "
-                "reduce_scatter_tensor, all_to_all, all_to_all_single or batch_isend_irecv by this full name, or a "
-                "functional collective (torch.distributed._functional_collectives), which has a gradient too"
-            )
-        checked = (
-            "checks at run time whether a matrix can be inverted or factored, and raises; use the op that returns "
-            "`info` in place of raising (torch.linalg.inv_ex, cholesky_ex, solve_ex, lu_factor_ex)"
-            if args[1] is torch.ops.aten._linalg_check_errors.default
-            else "does something beside its results, such as printing; take it out of the loss"
-        )
-        raise CaptureError(f"{where}: {args[1]} {checked}")
-    if name.startswith("auto_functionalized"):
-        raise CaptureError(
-            f"{where}: {args[0]} changes its arguments; a captured program is functional: return new tensors instead"
-        )
-    raise CaptureError(
-        f"{where}: {name} takes functions as arguments, which is not captured; write it in plain operations "
-        "(torch.where in place of cond), or as a custom op (torch.library.custom_op with register_autograd)"
-    )
 
 
 def _changed(param: str) -> CaptureError:

@@ -34,7 +34,7 @@ def capture_device(wanted: torch.device) -> Iterator[torch.device]:
         yield wanted
         return
     with _OnCpu(), warnings.catch_warnings():
-        warnings.filterwarnings("error", message="User provided device_type of 'cuda'")
+        warnings.filterwarnings("error", message="CUDA is not available")
         try:
             yield _CPU
         except UserWarning as warning:

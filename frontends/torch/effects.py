@@ -43,6 +43,7 @@ class Effects(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._stale: dict[StorageWeakRef, _Change] = {}
         self._left: dict[StorageWeakRef, str] = {}
         self._settings: dict[str, Any] | None = None
+        self._params: dict[StorageWeakRef, str] = {}
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -58,6 +59,8 @@ class Effects(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if all(map(_is_outside, held.values())):
             yield
             return
+        params = (name for name, _ in self._model.named_parameters() if name in held)
+        self._params = {_storage(held[name]): name for name in params}
         with self:
             yield
         self._finish(held)
@@ -130,6 +133,11 @@ class Effects(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     "captured step would not repeat; state must be a buffer of the model: register_buffer"
                 )
             storage = _storage(tensor)
+            if storage in self._params:
+                raise CaptureError(
+                    f"{calling_source()}: {func} changes parameter {self._params[storage]!r} in place; a captured step "
+                    "may change buffers only: make it a buffer, or change it outside the loss"
+                )
             for twin in self._twins.get(storage, set()) - {storage}:
                 self._stale[twin] = _Change(str(func), calling_source(), self._cuts[storage])
 

@@ -5,7 +5,7 @@ import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import CodeType, FrameType, TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 import torch
@@ -20,6 +20,8 @@ _STDLIB = sysconfig.get_path("stdlib")
 _PACKAGES = ("site-packages", "dist-packages")
 _WRAPPERS = ("/typing_extensions.py",)
 """Ends of files outside torch that stand around what torch deprecates."""
+_CAPTURE = "plait.frontends.torch.capture"
+"""What calls the user's loss: whoever called it is outside."""
 _API = ("plait.api", "plait.capturing", "plait.extras")
 
 
@@ -62,10 +64,10 @@ class ModuleStack:
         )
 
 
-def calling_source(module: str = "", stop: CodeType | None = None) -> Source:
-    """The innermost line of the user's code that runs now; UNKNOWN when a frame of `stop` is met first."""
+def calling_source(module: str = "") -> Source:
+    """The innermost line of the user's code that runs now; UNKNOWN where none runs inside the capture."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code is not stop:
+    while frame is not None and frame.f_globals.get("__name__") != _CAPTURE:
         if _is_users(frame):
             return Source(module, frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back

@@ -1,6 +1,7 @@
 """Capture: what stands at the ports, ties, buffers, frozen and unused parameters, aux, batches, and refusals."""
 
 import inspect
+import warnings
 
 import numpy as np
 import pytest
@@ -289,8 +290,10 @@ def test_autocast_for_cuda_needs_cuda():
         with torch.autocast("cuda", torch.bfloat16):
             return model(x).sum()
 
-    with pytest.raises(CaptureError, match=r"autocast.*without CUDA"):
-        caught(loss_fn, nn.Linear(3, 3), torch.ones(2, 3), device="cuda")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # as users' programs may
+        with pytest.raises(CaptureError, match=r"autocast.*without CUDA"):
+            caught(loss_fn, nn.Linear(3, 3), torch.ones(2, 3), device="cuda")
 
 
 def test_autocast_on_the_cpu(run):
@@ -524,8 +527,19 @@ def test_parameters_changed_in_the_forward():
                 self.w.mul_(2)
             return self.w * x
 
-    with pytest.raises(CaptureError, match="changes parameter 'w' in place"):
+    line = Model.forward.__code__.co_firstlineno + 2
+    place = rf"test_capture\.py:{line}: aten.mul_.Tensor "
+    with pytest.raises(CaptureError, match=place + "changes parameter 'w' in place"):
         caught(lambda m, x: m(x).sum(), Model(), torch.ones(2, 3))
+
+
+def test_a_leaf_that_is_changed_in_place():
+    def loss_fn(model, x):
+        return model.weight.add_(1.0).sum() * x.sum()
+
+    line = loss_fn.__code__.co_firstlineno + 1
+    with pytest.raises(CaptureError, match=rf"test_capture\.py:{line}: .*parameter 'weight' in"):
+        caught(loss_fn, nn.Linear(3, 3), torch.ones(2, 3))
 
 
 def test_a_lazy_parameter():
