@@ -69,8 +69,8 @@ class Pipeline:
 
         For a torch source a dict of the buffers that changed. For a JAX source the user's `state` structure, from which
         the next call goes on; another may be set, of an nnx module its own or the module itself, or None, to go on from
-        the model's. UsageError where the structure or a type differs. On a rank of a distributed run buffers of other
-        ranks' stages are as the last step began.
+        the model's. UsageError where the structure or a type differs. In a distributed run a rank has the new values of
+        its own stages' buffers, and of others what it was given.
         """
         return self._state
 
