@@ -15,7 +15,8 @@ from plait.capturing import capture_program
 from plait.cli_lists import axes, changes, counts, names
 from plait.cli_schedule import app as schedule_app
 from plait.compare.events import MISUSES
-from plait.compare.plan import Request, mesh_of, plan_jobs
+from plait.compare.fitting import check_stages
+from plait.compare.plan import Request, left_out, mesh_of, plan_jobs
 from plait.compare.report import (
     WIDTH,
     Display,
@@ -36,7 +37,7 @@ from plait.core_ir.passes.pipeline import schedule_program
 from plait.core_ir.program import PAIR, TASK_KINDS
 from plait.core_ir.text import print_graph, print_program
 from plait.workloads.abstract import load_abstract
-from plait.workloads.workload import Sizes
+from plait.workloads.workload import Sizes, is_named
 
 app = typer.Typer(
     help="Compile PyTorch and JAX models for pipeline-parallel training, and compare how they run.",
@@ -105,7 +106,8 @@ Json: TypeAlias = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help="Write the figures to this file.")
 ]
 Timeout: TypeAlias = Annotated[
-    float, typer.Option(help="Seconds without a word from an engine after which it is given up.")
+    float,
+    typer.Option(min=1, help="Seconds without a word from an engine after which it is given up."),
 ]
 
 
@@ -207,10 +209,6 @@ def compare(
     )
     if simulate:
         chosen = find_hardware(hardware or "h100")
-        if shard and shard not in request.axes:
-            raise UsageError(
-                f"--shard {shard} names no axis of --mesh; write --mesh {shard}=SIZE too"
-            )
         _simulate(
             with_experts(replace(request, shard=shard or None), chosen), chosen, json, timeline
         )
@@ -314,11 +312,12 @@ def program(
         raise UsageError(f"unknown task {task!r}; there are: {', '.join((*TASK_KINDS, PAIR))}")
     if schedule is None and task == PAIR:
         schedule = "dualpipev"
+    stages = len(names(split)) + 1 if split else ranks
     request = Request(
         model=model,
         config=config,
         frontends=names(frontend),
-        num_ranks=ranks,
+        num_ranks=stages,
         axes=axes(mesh),
         changes=changes(config_changes),
         microbatches=(microbatches,),
@@ -327,7 +326,11 @@ def program(
         batch_size=batch_size,
     )
     job = plan_jobs(request)[0]
-    sizes = Sizes(config, dtype, job.batch_size, ranks, job.mesh or {}, job.changes)
+    if is_named(model):
+        _check_stage(stage, stages)
+    if schedule is not None:
+        check_stages(schedule, stages if is_named(model) else None, microbatches)
+    sizes = Sizes(config, dtype, job.batch_size, stages, job.mesh or {}, job.changes)
     workload = load_abstract(model, job.frontends[0], sizes, job.split)
     ranks_mesh = mesh_of(request)
     _, built = capture_program(
@@ -339,8 +342,7 @@ def program(
         mesh=ranks_mesh,
         hardware=taken,
     )
-    if stage is not None and stage >= built.num_stages:
-        raise UsageError(f"there is no stage {stage}; stages are 0 to {built.num_stages - 1}")
+    _check_stage(stage, built.num_stages)
     if schedule is not None:
         chosen = schedule_for(built, schedule, None, microbatches, hardware=taken, mesh=ranks_mesh)
         built = schedule_program(built, chosen.pairs, hardware=taken, mesh=ranks_mesh)
@@ -386,6 +388,7 @@ def _run(request: Request, json: Path | None, timeout: float, timeline: Path | N
     with Display(Console(stderr=True)) as display:
         results = run_jobs(jobs, display, timeout=timeout)
     _show(results)
+    _note(left_out(request))
     if json is not None:
         results.write_json(json)
     if timeline is not None:
@@ -417,11 +420,24 @@ def _simulate(
             markup=False,
             style="yellow",
         )
+    _note(left_out(request))
     console.print(f"\n{describe(hardware)}", highlight=False, markup=False)
     if json is not None:
         results.write_json(json)
     if timeline is not None:
         results.write_timelines(timeline)
+
+
+def _check_stage(stage: int | None, num_stages: int) -> None:
+    if stage is not None and stage >= num_stages:
+        raise UsageError(f"there is no stage {stage}; stages are 0 to {num_stages - 1}")
+
+
+def _note(lines: Sequence[str]) -> None:
+    for line in lines:
+        Console(soft_wrap=True).print(
+            f"note: {line}", highlight=False, markup=False, style="yellow"
+        )
 
 
 def _show(results: Results) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from plait.models import text
-from plait.models.dividing import share
+from plait.models.sizes import check_sizes, share
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ class Config:
     norm_eps: float = 1e-6
 
     def __post_init__(self) -> None:
+        check_sizes(self, may_be_none=("num_dense_layers", "num_shared_experts"))
         if self.qk_rope_head_dim % 2:
             raise ValueError(f"rotary head size {self.qk_rope_head_dim} is odd")
         if not 0 <= self.num_dense_layers <= self.num_layers:

@@ -22,8 +22,8 @@ from torch.distributed.tensor import Shard, distribute_module, distribute_tensor
 from plait.models.deepseek_v3.moe.torch import Exchange, Experts, MoE
 from plait.models.deepseek_v3.torch import DeepSeekV3
 from plait.models.deepseek_v3.torch import loss_fn as plain_loss
-from plait.models.dividing import share
 from plait.models.over_ranks import Spread, mean
+from plait.models.sizes import share
 
 AXES = ("expert",)
 """What the axes are called over which `distributed_over` cuts."""

@@ -5,7 +5,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from plait.models import text
-from plait.models.dividing import share
+from plait.models.sizes import check_sizes, share
+
+WHOLE_AXES = ("tensor", "context")
+"""What axes are called over which the model is cut, and each rank is given the whole batch."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,7 @@ class Config:
     tied_head: bool = False
 
     def __post_init__(self) -> None:
+        check_sizes(self)
         if self.dim % (2 * self.num_heads):
             raise ValueError(
                 f"dim {self.dim} is not an even head size times {self.num_heads} heads"

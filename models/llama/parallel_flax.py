@@ -20,7 +20,7 @@ from flax import nnx
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
-from plait.models.llama.config import Config
+from plait.models.llama.config import WHOLE_AXES, Config
 from plait.models.llama.flax import (
     Boundary,
     Layer,
@@ -72,7 +72,7 @@ class Form:
         return ring_attention(q, k, v, self.context_axis)
 
 
-AXES = ("tensor", "context")
+AXES = WHOLE_AXES
 """What the axes are called over which `loss_fn_over` cuts."""
 
 

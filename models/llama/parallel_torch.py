@@ -34,15 +34,16 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from plait.models.dividing import share
+from plait.models.llama.config import WHOLE_AXES
 from plait.models.llama.torch import Attention, Llama
 from plait.models.llama.torch import loss_fn as plain_loss
 from plait.models.over_ranks import Spread, mean
+from plait.models.sizes import share
 
 _UNSEEN = -1e30
 
 
-AXES = ("tensor", "context")
+AXES = WHOLE_AXES
 """What the axes are called over which `distributed_over` cuts."""
 
 

@@ -7,6 +7,7 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
+from plait.models.sizes import check_sizes
 from plait.models.text import Split
 
 
@@ -19,8 +20,7 @@ class Config:
     num_layers: int
 
     def __post_init__(self) -> None:
-        if min(self.dim, self.hidden_dim, self.num_layers) < 1:
-            raise ValueError(f"every size must be >= 1: {self}")
+        check_sizes(self)
 
     def cuts(self, num_stages: int) -> tuple[int, ...]:
         """The layers before which to cut for `num_stages` stages of even length."""

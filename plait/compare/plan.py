@@ -1,4 +1,4 @@
-"""From the options of a comparison, lists of names, to jobs. Every name is checked before a process starts."""
+"""From the options of a comparison, lists of names, to jobs. Every option is checked before a process starts."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
+from plait.compare.fitting import misfit
 from plait.compare.job import Job, stages_of
-from plait.core_ir.errors import UsageError
+from plait.core_ir.errors import PlaitError, UsageError
 from plait.core_ir.mesh import Mesh
-from plait.core_ir.schedule import registry
 from plait.extras import installed
 from plait.mesh import read_mesh
 from plait.options import CODEGENS, ENGINES
@@ -57,23 +57,25 @@ def plan_jobs(request: Request) -> list[Job]:
 
     An engine goes with its own backend. A backend of which no engine is named runs its default: torch `distributed` on
     two ranks or more, else `local`; jax `mpmd`. The first engine of each backend does the training, with the frontend
-    of the backend's own framework where that is among the frontends.
+    of the backend's own framework where that is among the frontends. A schedule that cannot have a number of
+    microbatches is left out there: `left_out` says why.
 
-    Raises `UsageError` or `ScheduleError` for what does not fit.
+    Raises `UsageError` or `ScheduleError` for what does not fit, and where no schedule fits at all.
     """
     _check(request)
     frontends = _frontends(request)
+    fitting = _fitting(request)
     jobs = []
     for backend in _backends(request):
         own = [name for name in frontends if name is not None and FRONTENDS[name] == backend]
         engines = _engines(request, backend)
-        for position, (engine, count) in enumerate(product(engines, request.microbatches)):
+        for position, (engine, count) in enumerate(product(engines, fitting)):
             jobs.append(
                 Job(
                     model=request.model,
                     config=request.config,
                     dtype=request.dtype,
-                    batch_size=_rows(request),
+                    batch_size=rows_of(request),
                     split=tuple(request.split) or None,
                     backend=backend,
                     engine=engine,
@@ -84,7 +86,7 @@ def plan_jobs(request: Request) -> list[Job]:
                     changes=dict(request.changes),
                     num_microbatches=count,
                     frontends=tuple(frontends),
-                    schedules=tuple(request.schedules),
+                    schedules=fitting[count],
                     steps=request.steps,
                     train_steps=request.train_steps if position == 0 else 0,
                     train_frontend=[*own, *frontends][0],
@@ -94,21 +96,57 @@ def plan_jobs(request: Request) -> list[Job]:
     return jobs
 
 
+def left_out(request: Request) -> list[str]:
+    """A line for each schedule and number of microbatches that `plan_jobs` leaves out."""
+    return [
+        f"{schedule} with {count} microbatches is left out: {misfit}"
+        for (schedule, count), misfit in _misfits(request).items()
+    ]
+
+
+def _fitting(request: Request) -> dict[int, tuple[str, ...]]:
+    """The schedules that can be had, by number of microbatches."""
+    misfits = _misfits(request)
+    fitting = {
+        count: tuple(s for s in request.schedules if (s, count) not in misfits)
+        for count in request.microbatches
+    }
+    if not any(fitting.values()):
+        raise next(iter(misfits.values()))
+    return {count: schedules for count, schedules in fitting.items() if schedules}
+
+
+def _misfits(request: Request) -> dict[tuple[str, int], PlaitError]:
+    num_layers = num_cuts = None
+    if is_named(request.model):
+        config = find_family(request.model).config(request.config, request.changes)
+        num_layers = None if request.split else config.num_layers
+        num_cuts = len(request.split) or None
+    found = {
+        (s, count): misfit(s, request.num_ranks, count, num_cuts=num_cuts, num_layers=num_layers)
+        for count in request.microbatches
+        for s in request.schedules
+    }
+    return {case: error for case, error in found.items() if error is not None}
+
+
 def mesh_of(request: Request) -> Mesh | None:
     """The mesh of a request, if it has one."""
     return read_mesh(request.mesh, "stage", None) if request.mesh else None
 
 
-def _rows(request: Request) -> int:
+def rows_of(request: Request) -> int:
     """Rows of a batch: by default two for every rank that may have rows of its own."""
     parts = math.prod(request.axes.values())
     return request.batch_size or 2 * parts * max(request.microbatches)
 
 
 def _check(request: Request) -> None:
-    if is_named(request.model):
-        family = find_family(request.model)
-        family.check_mesh(family.config(request.config, request.changes), request.axes)
+    if request.shard is not None and request.shard not in request.axes:
+        raise UsageError(
+            f"--shard {request.shard} names no axis of --mesh; write --mesh {request.shard}=SIZE too"
+        )
+    _check_model(request)
     known = {
         "frontend": (request.frontends, tuple(FRONTENDS)),
         "backend": (request.backends, tuple(ENGINES)),
@@ -122,7 +160,7 @@ def _check(request: Request) -> None:
                 raise UsageError(f"unknown {option} {name!r}; there are: {', '.join(there_are)}")
     if not request.microbatches:
         raise UsageError("name at least one number of microbatches")
-    rows = _rows(request)
+    rows = rows_of(request)
     numbers = [
         ("ranks", request.num_ranks),
         *(("microbatches", count) for count in request.microbatches),
@@ -131,11 +169,8 @@ def _check(request: Request) -> None:
     for option, number in numbers:
         if number < 1:
             raise UsageError(f"{option} must be at least 1, got {number}")
-    for count in request.microbatches:
-        if rows % count:
-            raise UsageError(
-                f"a batch of {rows} rows cannot be cut into {count} equal microbatches; --batch-size sets its rows"
-            )
+    for count in request.microbatches if is_named(request.model) else ():
+        _check_rows(request, count)
     backends = _backends(request)
     for engine in request.engines:
         if not any(engine in ENGINES[backend] for backend in backends):
@@ -150,10 +185,37 @@ def _check(request: Request) -> None:
     if not request.schedules:
         raise UsageError("name at least one schedule")
     for schedule in request.schedules:
-        if not schedule.endswith(".csv"):
-            for count in request.microbatches:
-                registry.build(schedule, request.num_ranks, count)
         stages_of(schedule, request.num_ranks)
+
+
+def _check_model(request: Request) -> None:
+    if not is_named(request.model):
+        for option, value in (("set", request.changes), ("batch-size", request.batch_size)):
+            if value:
+                raise UsageError(
+                    f"--{option} is for named models; {request.model} says itself what it builds: change it there"
+                )
+        return
+    family = find_family(request.model)
+    family.check_mesh(family.config(request.config, request.changes), request.axes)
+    if request.shard in family.whole_axes:
+        raise UsageError(
+            f"--shard {request.shard}: {family.name} itself is cut over that axis, along which every rank has the "
+            "whole batch; parameters are sharded over an axis along which the batch is cut: --mesh data=2 --shard data"
+        )
+
+
+def _check_rows(request: Request, count: int) -> None:
+    """UsageError where microbatches, and their parts over axes of the mesh, would not be equal."""
+    rows, whole_axes = rows_of(request), find_family(request.model).whole_axes
+    parts = {axis: size for axis, size in request.axes.items() if axis not in whole_axes}
+    if rows % (count * math.prod(parts.values())):
+        cut = (
+            f", each of {math.prod(parts.values())} parts over {', '.join(parts)}" if parts else ""
+        )
+        raise UsageError(
+            f"a batch of {rows} rows cannot be cut into {count} equal microbatches{cut}; --batch-size sets its rows"
+        )
 
 
 def _frontends(request: Request) -> list[str | None]:

@@ -9,7 +9,7 @@ from typing import Any
 from plait.api import schedule_for
 from plait.capturing import capture_program
 from plait.compare.job import stages_of
-from plait.compare.plan import Request, mesh_of, plan_jobs
+from plait.compare.plan import Request, mesh_of, plan_jobs, rows_of
 from plait.compare.steps import overlapped, step_by_step
 from plait.core_ir.cost import peak_seconds
 from plait.core_ir.errors import ScheduleError, UsageError
@@ -99,15 +99,11 @@ def _cases(request: Request) -> list[tuple[str | None, str, int]]:
     ]
 
 
-def _batch_size(request: Request) -> int:
-    return plan_jobs(request)[0].batch_size
-
-
 def _cut(request: Request, frontend: str | None, num_stages: int, num_microbatches: int) -> Cut:
     sizes = Sizes(
         config=request.config,
         dtype=request.dtype,
-        batch_size=_batch_size(request),
+        batch_size=rows_of(request),
         num_stages=num_stages,
         mesh=request.mesh,
         changes=dict(request.changes),
@@ -148,7 +144,7 @@ def _row(
         "ranks": chosen.num_ranks,
         "stages": program.num_stages,
         "microbatches": num_microbatches,
-        "batch_size": _batch_size(request) if named else None,
+        "batch_size": rows_of(request) if named else None,
         "dtype": request.dtype if named else None,
         "hardware": to_json(hardware),
         "simulated_step_seconds": step,

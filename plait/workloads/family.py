@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from types import MappingProxyType, ModuleType
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from plait import models
 from plait.core_ir.errors import UsageError
 from plait.extras import Framework, load
+from plait.models import text
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,8 @@ class Family:
     configs: Mapping[str, Any]
     batches: Callable[..., Iterator[Any]]
     convert: ModuleType
+    whole_axes: tuple[str, ...] = ()
+    """Axes of a mesh over which the model is cut, and each rank is given the whole batch."""
 
     def check_mesh(self, config: Any, axes: Mapping[str, int]) -> None:
         """UsageError where the model cannot be cut over axes of a mesh with these sizes."""
@@ -34,23 +37,44 @@ class Family:
             raise UsageError(f"{self.name} over a mesh with {sizes}: {error}") from error
 
     def config(self, name: str, changes: Mapping[str, Any] = MappingProxyType({})) -> Any:
-        """A size, with other values for some of its fields; UsageError, listing what there is, for an unknown name."""
+        """A size, with other values for some of its fields.
+
+        UsageError, listing what there is, for an unknown name, and for a value that a field cannot have.
+        """
         if name not in self.configs:
             known = ", ".join(self.configs)
             raise UsageError(f"{self.name} has no config {name!r}; there are: {known}")
         config = self.configs[name]
         there_are = [field.name for field in fields(config)]
-        for field in changes:
+        kinds = get_type_hints(type(config))
+        for field, value in changes.items():
             if field not in there_are:
                 raise UsageError(
                     f"config {name!r} of {self.name} has no field {field!r}; it has: {', '.join(there_are)}"
                 )
+            if not _is_of(value, kinds[field]):
+                kind = getattr(kinds[field], "__name__", str(kinds[field]))
+                raise UsageError(
+                    f"config {name!r} of {self.name}: {field} must be of type {kind}, got {value!r}"
+                )
         try:
-            return replace(config, **changes)
-        except (TypeError, ValueError) as error:
+            changed = replace(config, **changes)
+        except ValueError as error:
             raise UsageError(
                 f"config {name!r} of {self.name} with {dict(changes)}: {error}"
             ) from error
+        if getattr(changed, "vocab_size", text.VOCAB_SIZE) < text.VOCAB_SIZE:
+            raise UsageError(
+                f"config {name!r} of {self.name}: vocab_size must be at least {text.VOCAB_SIZE}, since the text that "
+                f"it learns is bytes, got {changed.vocab_size}"
+            )
+        return changed
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    """Whether a value is of the type of a field; a whole number is a number."""
+    kinds = get_args(kind) or (kind,)
+    return type(value) in kinds or (type(value) is int and float in kinds)
 
 
 def parallel_form(
@@ -80,4 +104,5 @@ def find_family(name: str) -> Family:
         )
     config = importlib.import_module(f"plait.models.{name}.config")
     convert = importlib.import_module(f"plait.models.{name}.convert")
-    return Family(name, config.CONFIGS, config.batches, convert)
+    whole_axes = getattr(config, "WHOLE_AXES", ())
+    return Family(name, config.CONFIGS, config.batches, convert, whole_axes)

@@ -97,7 +97,7 @@ def load_workload(
         split = split or side.split_paths(_cuts(family, config, sizes.num_stages)) or None
     else:
         side = load("jax", "workloads.flax")
-        cuts = _layers(split) if split else _cuts(family, config, sizes.num_stages)
+        cuts = _layers(split, config) if split else _cuts(family, config, sizes.num_stages)
         weights = None if abstract else _converted_weights(family, config)
         plain_loss, loss_fn, built = side.build(
             model, config, sizes.mesh, cuts, weights=weights, dtype=sizes.dtype, abstract=abstract
@@ -183,13 +183,18 @@ def _cuts(family: Family, config: Any, num_stages: int) -> tuple[int, ...]:
     return cuts
 
 
-def _layers(split: Sequence[str]) -> list[int]:
+def _layers(split: Sequence[str], config: Any) -> list[int]:
     found = [re.fullmatch(r"layers\.(\d+)", path) for path in split]
     if None in found:
         raise UsageError(
             f"split {list(split)}: the Flax models are cut before layers; write layers.1, layers.2, ..."
         )
-    return [int(match[1]) for match in found if match]
+    layers = [int(match[1]) for match in found if match]
+    if sorted({*layers} & {*range(1, config.num_layers)}) != layers:
+        raise UsageError(
+            f"split {list(split)}: name layers once, in order, of layers.1 to layers.{config.num_layers - 1}"
+        )
+    return layers
 
 
 def _converted_weights(family: Family, config: Any) -> Any:

@@ -1,13 +1,15 @@
 """From lists of names to jobs."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import plait
 from plait.compare.job import Job, stages_of
-from plait.compare.plan import Request, plan_jobs
+from plait.compare.plan import Request, left_out, plan_jobs
 from plait.core_ir.errors import PlaitError, UsageError
+from plait.workloads.family import find_family
 
 DEMO = Request(
     "llama",
@@ -94,6 +96,29 @@ def test_job_survives_its_way_to_a_worker() -> None:
         ({"config": "huge"}, "llama has no config 'huge'; there are: tiny, small, 7b"),
         ({"model": "gpt"}, "unknown model 'gpt'; there are: deepseek_v3, llama, mlp"),
         ({"batch_size": 12}, "12 rows cannot be cut into 8 equal microbatches"),
+        (
+            {"batch_size": 16, "axes": {"tensor": 2, "data": 3}},
+            "16 rows cannot be cut into 8 equal microbatches, each of 3 parts over data; --batch",
+        ),
+        ({"model": "mine:build", "batch_size": 16}, "--batch-size is for named models; mine:build"),
+        ({"model": "mine:build", "changes": {"dim": 8}}, "--set is for named models; mine:build"),
+        ({"changes": {"num_layers": 2.5}}, "num_layers must be of type int, got 2.5"),
+        ({"changes": {"tied_head": 1}}, "tied_head must be of type bool, got 1"),
+        ({"changes": {"rope_base": None}}, "rope_base must be of type float, got None"),
+        ({"changes": {"seq_len": 0}}, "seq_len must be at least 1, got 0"),
+        ({"changes": {"vocab_size": 8}}, "vocab_size must be at least 256, since the text"),
+        ({"changes": {"width": 8}}, "llama has no field 'width'; it has: vocab_size, dim"),
+        ({"shard": "data"}, "--shard data names no axis of --mesh; write --mesh data=SIZE too"),
+        ({"shard": "tensor", "axes": {"tensor": 2}}, "llama itself is cut over that axis"),
+        (
+            {"split": ("layers.1", "layers.2")},
+            "names 2 module paths to cut before, where it takes 1",
+        ),
+        ({"num_ranks": 5}, "has 4 layers, which do not fill 5 stages, those of 1f1b on 5 ranks"),
+        (
+            {"schedules": ("dualpipev",), "microbatches": (2,)},
+            "needs at least 4 microbatches, got 2",
+        ),
         ({"engines": ("mpmd", "spmd"), "timeline": True}, "spmd runs a step as one program"),
         ({"microbatches": (4, 3)}, "8 rows cannot be cut into 3 equal microbatches; --batch-size"),
         ({"microbatches": (4, 0)}, "microbatches must be at least 1, got 0"),
@@ -112,6 +137,40 @@ def test_mistakes_are_found_before_a_process_starts(
 ) -> None:
     with pytest.raises(PlaitError, match=message):
         plan_jobs(Request(**{"model": "llama", **changes}))  # type: ignore[arg-type]
+
+
+def test_what_a_schedule_cannot_have_is_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "mine.csv"
+    plait.schedule("1f1b", 2, 4).to_csv(file)
+    schedules = ("1f1b", "dualpipev", str(file))
+    request = Request("mlp", backends=("torch",), schedules=schedules, microbatches=(2, 4, 8))
+    assert [(job.num_microbatches, job.schedules) for job in plan_jobs(request)] == [
+        (2, ("1f1b",)),
+        (4, schedules),
+        (8, ("1f1b", "dualpipev")),
+    ]
+    of_file = f"schedule {str(file)!r} is for 2 ranks and 4 microbatches; asked for are 2 ranks and"
+    assert left_out(request) == [
+        "dualpipev with 2 microbatches is left out: schedule 'dualpipev' on 2 ranks needs at least 4 microbatches, "
+        "got 2",
+        f"{file} with 2 microbatches is left out: {of_file} 2 microbatches",
+        f"{file} with 8 microbatches is left out: {of_file} 8 microbatches",
+    ]
+
+
+def test_a_number_of_microbatches_that_no_schedule_can_have_is_left_out() -> None:
+    request = Request("mlp", schedules=("dualpipev",), microbatches=(2, 4), train_steps=3)
+    jobs = plan_jobs(replace(request, backends=("torch",), engines=("local", "distributed")))
+    assert [(job.engine, job.num_microbatches, job.train_steps) for job in jobs] == [
+        ("local", 4, 3),
+        ("distributed", 4, 0),
+    ]
+
+
+def test_a_whole_number_is_a_number_and_what_may_be_none_may_be_none() -> None:
+    family = find_family("deepseek_v3")
+    assert family.config("tiny", {"capacity_factor": 2}).capacity_factor == 2
+    assert family.config("tiny", {"q_lora_rank": None, "num_dense_layers": 0}).q_lora_rank is None
 
 
 def test_stages_follow_from_the_schedule(tmp_path: Path) -> None:

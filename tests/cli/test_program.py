@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import plait
 from plait.cli import main
 from plait.core_ir.parse import parse_graph, parse_program
 from plait.core_ir.text import print_graph, print_program
@@ -95,7 +96,7 @@ def test_split_says_where_to_cut(capsys: pytest.CaptureFixture[str]) -> None:
             ("compare", "mlp", "--schedule", "absent.csv"),
             "error: absent.csv: no schedule can be read",
         ),
-        (("program", "mlp", "--stages", "9"), "error: mlp has 4 layers"),
+        (("program", "mlp", "--stages", "9"), "error: the model has 4 layers"),
         (("program", "mlp", "--split", "layers.9"), "error: "),
         (("program", "no_such_module:build"), "error: there is no module 'no_such_module'"),
         (("program", "json:nothing"), "error: module 'json' has no function 'nothing'"),
@@ -118,6 +119,42 @@ def test_mistake_is_one_line_and_exit_code_2(
     assert out == ""
     assert err.startswith(message)
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--stage", "2"), "there is no stage 2; stages are 0 to 1"),
+        (
+            ("--split", "layers.1,layers.2", "--stage", "3"),
+            "there is no stage 3; stages are 0 to 2",
+        ),
+        (("--schedule", "2f2b"), "unknown schedule '2f2b'"),
+        (
+            ("--schedule", "zbv", "--stages", "3"),
+            "puts 2 stages on each rank, which 3 stages cannot",
+        ),
+        (("--schedule", "dualpipev", "--stages", "4", "--microbatches", "2"), "at least 4 microb"),
+        (
+            ("--schedule", "mine.csv"),
+            "is for 4 stages and 8 microbatches; asked for are 2 stages and 8",
+        ),
+        (("--set", "num_layers=1.5"), "num_layers must be of type int, got 1.5"),
+    ],
+)
+def test_options_are_checked_before_the_model_is_captured(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    arguments: tuple[str, ...],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plait.schedule("1f1b", 4, 8).to_csv("mine.csv")
+    monkeypatch.setattr("plait.cli.load_abstract", lambda *_: pytest.fail("a model is built"))
+    code, _, err = run(capsys, "program", "mlp", *arguments)
+    assert code == 2
+    assert message in err
 
 
 def test_a_pair_holds_both_halves(capsys: pytest.CaptureFixture[str]) -> None:

@@ -202,6 +202,62 @@ def test_errors_say_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert "8" in err
 
 
+def test_what_a_schedule_cannot_have_is_left_out_with_a_note(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file, schedules = tmp_path / "rows.json", "1f1b,dualpipev"
+    arguments = ("--schedule", schedules, "--microbatches", "2,4", "--ranks", "2")
+    code, out, _ = run(capsys, *SMALL, *arguments, "--json", str(file))
+    assert code == 0
+    assert "note: dualpipev with 2 microbatches is left out: schedule 'dualpipev' on 2 ranks" in out
+    found = json.loads(file.read_text())["rows"]
+    assert [(row["schedule"], row["microbatches"]) for row in found] == [
+        ("1f1b", 2),
+        ("1f1b", 4),
+        ("dualpipev", 4),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--mesh", "data=2,tensor=2", "--shard", "tensor"), "llama itself is cut over that axis"),
+        (("--mesh", "data=2", "--shard", "tensor"), "--shard tensor names no axis of --mesh"),
+        (("--set", "seq_len=8.5"), "seq_len must be of type int, got 8.5"),
+        (("--mesh", "tensor=4"), "2 key-value heads do not divide over 4 ranks"),
+        (
+            ("--mesh", "data=3", "--batch-size", "4"),
+            "4 equal microbatches, each of 3 parts over data",
+        ),
+    ],
+)
+def test_options_are_checked_before_the_model_is_captured(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    message: str,
+) -> None:
+    unbuilt = "plait.compare.simulate.load_abstract"
+    monkeypatch.setattr(unbuilt, lambda *_: pytest.fail("a model is built"))
+    code, _, err = run(
+        capsys,
+        *("compare", "llama", "--simulate", "--ranks", "2", "--microbatches", "4"),
+        *arguments,
+    )
+    assert code == 2
+    assert message in err
+
+
+def test_a_model_with_experts_has_an_axis_to_shard_over(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(
+        capsys,
+        *("compare", "deepseek_v3", "--simulate", "--frontend", "torch", "--ranks", "2"),
+        *("--microbatches", "2", "--schedule", "1f1b", "--shard", "expert"),
+    )
+    assert code == 0
+    assert "parameters sharded over expert" in " ".join(out.split())
+
+
 def test_a_split_that_does_not_fit_the_schedule() -> None:
     with pytest.raises(UsageError, match=r"do not fill|layers"):
         rows(Request("mlp", schedules=("zbv",), num_ranks=64, microbatches=(1,)))

@@ -204,5 +204,5 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
         replace(LLAMA, num_kv_heads=3)
     with pytest.raises(ValueError, match=r"dim 66 is not an even head size times 4 heads"):
         replace(LLAMA, dim=66)
-    with pytest.raises(ValueError, match=r"every size must be >= 1"):
+    with pytest.raises(ValueError, match=r"num_layers must be at least 1"):
         replace(mlp.config.CONFIGS["tiny"], num_layers=0)

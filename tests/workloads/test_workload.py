@@ -49,6 +49,14 @@ def test_torch_is_split_by_paths_and_flax_by_boundaries() -> None:
     assert load_workload("mlp", "torch", Sizes("tiny", "f32", 8, 1)).split is None
 
 
+def test_a_flax_model_is_split_before_layers_that_it_has() -> None:
+    for split in (["layers.4"], ["layers.0"], ["layers.2", "layers.1"], ["layers.1", "layers.1"]):
+        with pytest.raises(
+            UsageError, match=r"name layers once, in order, of layers\.1 to layers\.3"
+        ):
+            load_workload("mlp", "flax", SIZES, split)
+
+
 def test_bf16_holds_for_parameters_and_batch() -> None:
     sizes = Sizes("tiny", "bf16", 8, 2)
     torch_side, flax_side = (load_workload("mlp", f, sizes) for f in ("torch", "flax"))
