@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plait.backends.runtime import Engine, StepInputs, StepOutputs
-from plait.core_ir.arrays import array_type
+from plait.core_ir.arrays import array_type, is_torch
 from plait.core_ir.errors import UsageError
 from plait.core_ir.hardware import Hardware
 from plait.core_ir.interpret import interpret
@@ -78,7 +78,7 @@ class Pipeline:
     def state(self, state: Any) -> None:
         buffers = {} if state is None else self.captured.flatten_state(state)
         self._check_values(buffers)
-        self._buffers = buffers
+        self._buffers = buffers = {name: _own(array) for name, array in buffers.items()}
         self._state = None if state is None else self.captured.pack_state(buffers)
 
     # Steps.
@@ -87,7 +87,7 @@ class Pipeline:
         """`(loss, grads)` of one batch; `((loss, aux), grads)` with `has_aux`, aux arrays stacked by microbatch.
 
         params: default the model's own; for a torch source a dict with exactly the keys of `named_parameters()`, else a
-            pytree like the model.
+            pytree like the model. Of an nnx module its Params alone are read: its other variables are `state`.
         grads: for a torch source a dict (frozen: None, unused: zeros), for an nnx module a State of its Params, as
             nnx.grad gives, else a pytree like the model. On the JAX backend each lies where its parameter lies.
         step: the number that random ops fold into the seed (default: the number of calls before).
@@ -294,6 +294,13 @@ class Pipeline:
             for name, _ in graph.outputs_of("param_grad")
         }
         return frozenset(leaf.name for leaf in self.captured.leaves) - used
+
+
+def _own(array: Any) -> Any:
+    """A copy of an array that others could write to."""
+    if is_torch(array):
+        return array.clone()
+    return array.copy() if isinstance(array, np.ndarray) else array
 
 
 def _check_step(step: object) -> None:

@@ -410,6 +410,39 @@ def test_numbers_out_of_range() -> None:
         pipeline.clip_grad_norm_(float("nan"))
 
 
+def test_buffers_that_are_not_persistent_are_in_no_state_dict() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+            self.register_buffer("scale", torch.full((3,), 2.0), persistent=False)
+            self.register_buffer("shift", torch.ones(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x) * self.scale + self.shift
+
+    def compiled(model: nn.Module) -> plait.Pipeline:
+        x = torch.ones(4, 3)
+        loss = lambda m, x: m(x).square().mean()  # noqa: E731
+        options = {"split": ["1"], "num_microbatches": 2, "codegen": "eager"}
+        return plait.compile(loss, model, x, **options)
+
+    plain, model = nn.Sequential(Scaled(), Scaled()), nn.Sequential(Scaled(), Scaled())
+    pipeline = compiled(model)
+    assert pipeline.state_dict().keys() == plain.state_dict().keys()
+    pipeline.load_state_dict(plain.state_dict())
+    assert torch.equal(model[0].linear.weight, plain[0].linear.weight)
+    plain.load_state_dict(pipeline.state_dict())
+    with torch.device("meta"):
+        empty = compiled(nn.Sequential(Scaled(), Scaled()))
+    with pytest.raises(UsageError, match=r"missing \['0\.scale', '1\.scale'\]"):
+        empty.load_state_dict(plain.state_dict())  # nobody else has their values
+    scales = {f"{n}.scale": torch.full((3,), 2.0) for n in range(2)}
+    empty.load_state_dict({**plain.state_dict(), **scales})
+    x = torch.ones(4, 3)
+    assert torch.equal(empty.forward(x), pipeline.forward(x))
+
+
 def test_a_state_dict_of_another_model() -> None:
     pipeline = compile_net()
     state = pipeline.state_dict()

@@ -149,14 +149,24 @@ class Store:
                 local_part(self._buffers[name]).copy_(buffer)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Parameters and buffers by name, detached."""
-        state: dict[str, torch.Tensor] = {n: p.detach() for n, p in self._parameters.items()}
-        return {**state, **self._buffers}
+        """Parameters and persistent buffers by name, detached."""
+        return {n: x for n, x in self._held_tensors().items() if n in self._persistent()}
+
+    def _held_tensors(self) -> dict[str, torch.Tensor]:
+        return {**{n: p.detach() for n, p in self._parameters.items()}, **self._buffers}
+
+    def _persistent(self) -> frozenset[str]:
+        """The names in the model's own `state_dict`: a buffer may be left out of it."""
+        return frozenset(self._model.state_dict())
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Copy values in; UsageError, before anything is changed, for a missing name or another shape."""
-        own = self.state_dict()
+        """Copy values in; UsageError, before anything is changed, for a missing name or another shape.
+
+        Buffers that are not persistent may be missing, if they have values.
+        """
+        held, needed = self._held_tensors(), self._persistent() | self._unfilled
+        own = {name: tensor for name, tensor in held.items() if name in needed or name in state}
         missing = sorted(set(own) - set(state))
         unknown = sorted(set(state) - set(_named_tensors(self._model, aliases=True)))
         if missing or unknown:

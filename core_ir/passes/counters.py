@@ -5,8 +5,9 @@ the end of a step does not depend on which replica ran which part, in which orde
 
     %counts2 = add(%counts, %new)      where `%counts` and `%counts2` are read by nothing else
 
-Every replica may then start from zero, and what all of them counted is added to what stood there. Along a data axis
-that the program names, ranks hold what it says, which must be the same on all of them.
+(or `sub`, or a `scatter` that adds). Every replica may then start from zero, and what all of them counted is added to
+what stood there. Along a data axis that the program names, ranks hold what it says, which must be the same on all of
+them.
 """
 
 from collections import Counter
@@ -15,7 +16,8 @@ from collections.abc import Mapping, Sequence
 from plait.core_ir.errors import UnsupportedError
 from plait.core_ir.graph import Eqn, Graph, Port, Value
 from plait.core_ir.mesh import Layout, Mesh, axes_of
-from plait.core_ir.ops.elementwise import add
+from plait.core_ir.ops.elementwise import add, sub
+from plait.core_ir.ops.index import scatter
 from plait.core_ir.passes.varying import NOWHERE, Axes, varying
 from plait.core_ir.program import Program
 
@@ -45,9 +47,10 @@ def counters(program: Program, mesh: Mesh, layouts: Mapping[str, Layout]) -> fro
             if num_readers[name] != 1 or not _is_sum(forward, name, readers):
                 raise UnsupportedError(
                     f"stage {stage.index}: buffer {name!r} changes from microbatch to microbatch, and each replica "
-                    f"along {', '.join(map(repr, apart))} would have its own; only a buffer that a forward adds to, "
-                    "and that nothing else reads, is added up over replicas: keep it fixed (eval mode, or a norm "
-                    "without running statistics), or leave the mesh to the stages"
+                    f"along {', '.join(map(repr, apart))} would have its own; only a buffer that a forward adds to in "
+                    "the buffer's dtype (+=, -=, index_add_, scatter_add_; in JAX s + x, s.at[i].add(x)), outside "
+                    "loops and branches, and that nothing else reads, is added up over replicas: write it so, keep it "
+                    "fixed (eval mode, or a norm without running statistics), or leave the mesh to the stages"
                 )
             found.add(name)
     return frozenset(found)
@@ -70,12 +73,19 @@ def _is_sum(graph: Graph, name: str, readers: Mapping[Value, Sequence[Eqn]]) -> 
     outputs = Counter(graph.outputs)
     while not outputs[value]:
         match readers.get(value, ()):
-            case [eqn] if eqn.op is add:
+            case [eqn] if _adds_to(eqn, value):
                 value = eqn.result
             case _:
                 return False
     is_update = any(own == name and v is value for own, v in graph.outputs_of("buffer_update"))
     return is_update and outputs[value] == 1 and not readers.get(value)
+
+
+def _adds_to(eqn: Eqn, value: Value) -> bool:
+    """Whether an equation gives a value and something else, added up."""
+    if eqn.op is scatter and eqn.attrs["kind"] != "add":
+        return False
+    return eqn.op is add or (eqn.op in (sub, scatter) and eqn.operands[0] is value)
 
 
 def _check_alike(program: Program, axes: Axes, layouts: Mapping[str, Layout]) -> None:

@@ -6,7 +6,7 @@ chosen, what it overlaps becomes one task.
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from inspect import signature
@@ -90,6 +90,8 @@ class Passes:
     passes, then `shard_parameters` where `sharding` says how, then, once the schedule is chosen, scheduled passes. What
     every pass gives is verified.
 
+    Without `split_backward` a backward is one task: a schedule that splits it runs all of it where it has I.
+
     A pass is a function whose name is its own; `each_task` makes a program pass of a graph pass. A program or scheduled
     pass with an argument named `seconds` that has no default is given it: what an equation takes on the ranks'
     hardware. `partial(overlap_tasks, seconds=...)` goes by other times.
@@ -107,6 +109,11 @@ class Passes:
             if field.name == "sharding":
                 continue
             passes = getattr(self, field.name)
+            if callable(passes) or not isinstance(passes, Iterable):
+                raise UsageError(
+                    f"Passes.{field.name} must be a sequence of functions, got {passes!r}; for one pass write "
+                    f"{field.name}=(one,)"
+                )
             object.__setattr__(self, field.name, tuple(passes))
             for one in passes:
                 if not callable(one):
@@ -123,11 +130,14 @@ def each_task(
     """The pass over every task graph of these kinds of every stage. It has to keep the ports."""
 
     def run(program: Program) -> Program:
+        def changed(kind: TaskKind, task: Graph) -> Graph:
+            after = one(task) if kind in kinds else task
+            if not isinstance(after, Graph):
+                raise VerifyError(f"it must return a Graph, got {type(after).__name__}")
+            return after
+
         stages = [
-            Stage(
-                stage.index,
-                {kind: one(task) if kind in kinds else task for kind, task in stage.tasks.items()},
-            )
+            Stage(stage.index, {kind: changed(kind, task) for kind, task in stage.tasks.items()})
             for stage in program.stages
         ]
         return replace(program, stages=tuple(stages))
@@ -152,8 +162,8 @@ class Runner:
     def run(self, name: str, one: Callable[[_Before], _After], before: _Before) -> _After:
         """What a pass gives, verified."""
         started = time.perf_counter()
-        after = one(before)
         try:
+            after = one(before)
             _verified(before, after)
         except VerifyError as error:
             raise VerifyError(f"pass {name} gave what is not valid: {error}") from error
@@ -202,6 +212,8 @@ def build_program(
     program: Program = runner.run("partition_stages", cut, joint)
     for one in passes.program:
         program = runner.run(_name(one), _timed(one, hardware, mesh), program)
+    if any("I" not in stage.tasks for stage in program.stages):
+        program = runner.run("leave_whole", leave_whole, program)
     if passes.sharding is not None:
         axis = passes.sharding.axis
         mesh = _mesh_to_shard_over(axis, mesh)
@@ -215,6 +227,19 @@ def build_program(
         )
         program = runner.run("shard_parameters", shard, program)
     return program
+
+
+def leave_whole(program: Program) -> Program:
+    """The program with backwards that no pass has split whole: what stands for I is all of B, for W nothing."""
+
+    def whole(stage: Stage) -> Stage:
+        if "B" not in stage.tasks or "I" in stage.tasks:
+            return stage
+        backward = stage.tasks["B"]
+        rest = Graph(f"{backward.name}_rest", (), (), ())
+        return Stage(stage.index, {**stage.tasks, "I": backward, "W": rest})
+
+    return replace(program, stages=tuple(map(whole, program.stages)))
 
 
 def _mesh_to_shard_over(axis: str, mesh: Mesh | None) -> Mesh:

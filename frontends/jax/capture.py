@@ -88,7 +88,10 @@ def capture(
         return _with_keys(view.buffers, [arrays[name] for name in buffers])
 
     def flatten_state(tree: Any) -> dict[str, Any]:
-        arrays = view.buffers.flatten(view.select_state(tree)).values()
+        try:
+            arrays = view.buffers.flatten(view.select_state(tree)).values()
+        except UsageError as refused:
+            raise UsageError(f"Pipeline.state: {refused}") from refused
         return dict(zip(buffers, arrays, strict=True))
 
     return Captured(

@@ -74,7 +74,11 @@ class ArrayTree:
             extra = [n for n in found if n not in self.names]
             raise UsageError(
                 f"{self.root}: the structure is not the one compiled for: missing {missing}, unexpected {extra}"
-                + ("" if missing or extra else f"; expected {self.treedef}, got {treedef}")
+                + (
+                    ""
+                    if missing or extra
+                    else f"; expected {_short(self.treedef)}, got {_short(treedef)}"
+                )
             )
         return {
             name: _carrier(name, leaf, type)
@@ -85,7 +89,7 @@ class ArrayTree:
 def _carrier(name: str, leaf: Any, type: TensorType) -> Any:
     """The leaf as an array of that type: keys by their words, 64-bit NumPy arrays narrowed as JAX does."""
     if isinstance(leaf, jax.ShapeDtypeStruct):
-        raise UsageError(f"{name!r} is abstract (a ShapeDtypeStruct): pass parameters with content")
+        raise UsageError(f"{name!r} is abstract (a ShapeDtypeStruct): pass arrays with content")
     if not is_array(leaf):
         raise UsageError(f"{name!r}: expected an array {type}, got a {_class_of(leaf)}")
     if not is_torch(leaf) and is_key(leaf.dtype):
@@ -96,6 +100,11 @@ def _carrier(name: str, leaf: Any, type: TensorType) -> Any:
     if found.shape == type.shape and _NARROWED.get(found.dtype) == type.dtype:
         return to_numpy(leaf).astype(type.dtype.numpy)
     raise UsageError(f"{name!r}: compiled for {type}, got {found}")
+
+
+def _short(treedef: object) -> str:
+    text = str(treedef)
+    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def _class_of(x: object) -> str:

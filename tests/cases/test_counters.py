@@ -156,6 +156,50 @@ def test_ranks_that_would_differ_are_refused() -> None:
             )
 
 
+@pytest.mark.parametrize(
+    "update",
+    [
+        lambda m, x: m.above.sub_((x > 0).sum(0, dtype=torch.int32)),
+        lambda m, x: m.above.index_add_(0, x.argmax(1), torch.ones(len(x), dtype=torch.int32)),
+        lambda m, x: m.weighed.scatter_add_(0, x.argmax(1), torch.full((len(x),), 0.5)),
+        lambda m, x: m.above.index_put_((x.argmax(1),), torch.tensor(2).int(), accumulate=True),
+        lambda m, x: m.rows.add_(1).add_(len(x)),
+    ],
+    ids=["sub", "index_add", "scatter_add", "index_put", "twice"],
+)
+def test_ways_to_count(update: Callable[[Any, Any], Any]) -> None:
+    class Adding(Counting):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            update(self, x)
+            return self.linear(x)  # type: ignore[no-any-return]
+
+    def loss_fn(m: Any, x: torch.Tensor) -> torch.Tensor:
+        return m(x).square().mean()  # type: ignore[no-any-return]
+
+    model, batch = nn.Sequential(Adding(), Adding()), torch.tensor(X)
+    wanted = torch_reference(loss_fn, model, batch, num_microbatches=8)
+    pipeline = Run("torch", "local", "1f1b").compile(
+        loss_fn, model, batch, split=["1"], num_microbatches=4, mesh={"stage": 2, "data": 2}
+    )
+    pipeline.step(batch)
+    check_counts(numpy_tree(dict(model.named_buffers())), wanted.buffers)
+
+
+@pytest.mark.parametrize("update", [lambda s, x: s.at[x].add(1), lambda s, x: s - x.sum()])
+def test_ways_to_count_in_jax(update: Callable[[Any, Any], Any]) -> None:
+    def loss_fn(w: Any, x: Any, s: Any) -> Any:
+        return jnp.mean((plait.stage_boundary(x * w) - 1) ** 2), update(
+            s, (x[:, 0] > 0).astype(int)
+        )
+
+    w, s = jnp.ones(3), jnp.arange(2)
+    pipeline = Run("jax", "mpmd", "1f1b").compile(
+        loss_fn, w, X, num_microbatches=4, mesh={"stage": 2, "data": 2}, state=s
+    )
+    pipeline.loss_and_grads(X)
+    np.testing.assert_array_equal(pipeline.state, loss_fn(w, X, s)[1])
+
+
 # What is no count.
 
 

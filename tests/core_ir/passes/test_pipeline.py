@@ -12,12 +12,19 @@ from joint_programs import random_inputs, run_joint, run_program
 from layered import layered
 from test_split_backward import gated_mlp
 
-from plait.core_ir.errors import VerifyError
+from plait.core_ir.errors import UsageError, VerifyError
 from plait.core_ir.graph import Graph, Value
 from plait.core_ir.parse import parse_program
 from plait.core_ir.passes.deduplicate_stages import deduplicate_stages
 from plait.core_ir.passes.partition_stages import partition_stages
-from plait.core_ir.passes.pipeline import CLEANING, PROGRAM_PASSES, build_program, clean
+from plait.core_ir.passes.pipeline import (
+    CLEANING,
+    PROGRAM_PASSES,
+    Passes,
+    build_program,
+    clean,
+    each_task,
+)
 from plait.core_ir.text import print_program
 
 
@@ -104,3 +111,19 @@ def _calls(run: Callable[[], object]) -> int:
     finally:
         sys.setprofile(before)
     return count
+
+
+def forgets(graph: Graph) -> Graph:
+    del graph
+    return None  # type: ignore[return-value]
+
+
+def test_a_graph_pass_that_gives_nothing_is_named() -> None:
+    passes = Passes(program=(*PROGRAM_PASSES, each_task(forgets)))
+    with pytest.raises(VerifyError, match=r"pass forgets .*it must return a Graph, got NoneType"):
+        build_program(layered(2, 2), 2, passes=passes)
+
+
+def test_passes_are_sequences() -> None:
+    with pytest.raises(UsageError, match=r"Passes\.program must be a sequence.*program=\(one,\)"):
+        Passes(program=each_task(forgets))  # type: ignore[arg-type]
