@@ -102,7 +102,7 @@ class Hardware:
                 )
             if not _is_positive(rate):
                 raise UsageError(
-                    f"Hardware.flops_per_second[{name!r}] must be above 0, got {rate!r}"
+                    f"Hardware.flops_per_second[{name!r}] must be {_expected('above 0', rate)}, got {rate!r}"
                 )
         if "f32" not in rates:
             raise UsageError(
@@ -174,14 +174,15 @@ def to_json(hardware: Hardware) -> dict[str, Any]:
 
 def _read(path: Path) -> Any:
     readers = {".json": json.loads, ".toml": tomllib.loads}
-    if path.suffix not in readers:
+    suffix = path.suffix.lower()
+    if suffix not in readers:
         raise UsageError(f"{path}: hardware is read from a .json or .toml file")
     try:
-        return readers[path.suffix](path.read_text(encoding="utf-8"))
+        return readers[suffix](path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:  # what both readers raise
-        raise UsageError(f"{path} is not {path.suffix[1:].upper()}: {error}") from None
+        raise UsageError(f"{path} is not {suffix[1:].upper()}: {error}") from None
 
 
 def _table(content: Any, kind: type[Any], where: str) -> dict[str, Any]:
@@ -210,7 +211,13 @@ def _made(kind: type[Made], content: Any, where: str) -> Made:
 def _require(owner: object, name: str, holds: bool, expected: str) -> None:
     if not holds:
         value = getattr(owner, name)
-        raise UsageError(f"{type(owner).__name__}.{name} must be {expected}, got {value!r}")
+        raise UsageError(
+            f"{type(owner).__name__}.{name} must be {_expected(expected, value)}, got {value!r}"
+        )
+
+
+def _expected(otherwise: str, value: object) -> str:
+    return "finite" if isinstance(value, float) and not math.isfinite(value) else otherwise
 
 
 def _is_number(value: object) -> bool:

@@ -142,7 +142,7 @@ def find_hardware(name: str | os.PathLike[str]) -> Hardware:
     name = os.fspath(name)
     if name in NAMED:
         return NAMED[name]
-    if Path(name).suffix in (".json", ".toml"):
+    if Path(name).suffix.lower() in (".json", ".toml"):
         return Hardware.from_file(name)
     raise UsageError(
         f"unknown hardware {name!r}; there are: {', '.join(NAMED)}; or name a .json or .toml file of your own"

@@ -2,7 +2,8 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, NoReturn, TypeAlias
@@ -12,7 +13,7 @@ from rich.console import Console
 
 from plait.api import schedule_for
 from plait.capturing import capture_program
-from plait.cli_lists import axes, changes, counts, names
+from plait.cli_lists import axes, changes, counts, entries, names
 from plait.cli_schedule import app as schedule_app
 from plait.compare.events import MISUSES
 from plait.compare.fitting import check_stages
@@ -25,10 +26,10 @@ from plait.compare.report import (
     steps_table,
     training_table,
 )
-from plait.compare.run import Results, check_writable, run_jobs
+from plait.compare.run import Results, check_page, check_writable, run_jobs
 from plait.compare.simulate import simulate_rows, with_experts
 from plait.core_ir.cost import seconds_on
-from plait.core_ir.errors import PlaitError, UsageError
+from plait.core_ir.errors import ExecutionError, PlaitError, UsageError
 from plait.core_ir.hardware import Hardware, describe
 from plait.core_ir.lanes import describe as describe_lanes
 from plait.core_ir.lanes import lanes
@@ -48,6 +49,7 @@ app = typer.Typer(
 app.add_typer(schedule_app, name="schedule")
 
 SIMULATED_SCHEDULES = "1f1b,interleaved-1f1b,zbv,dualpipev"
+
 
 Model: TypeAlias = Annotated[
     str,
@@ -93,7 +95,11 @@ Split: TypeAlias = Annotated[
 ]
 Dtype: TypeAlias = Annotated[str, typer.Option(help="Of a named model's parameters: f32 or bf16.")]
 BatchSize: TypeAlias = Annotated[
-    int | None, typer.Option(min=1, help="Rows of a named model's batch. Default: 2 a microbatch.")
+    int | None,
+    typer.Option(
+        min=1,
+        help="Rows of a named model's batch. Default: 2 a microbatch, times the ranks along the axes of --mesh.",
+    ),
 ]
 Codegen: TypeAlias = Annotated[
     str | None, typer.Option(help="Of the torch backend: inductor (default) or eager.")
@@ -107,7 +113,11 @@ Json: TypeAlias = Annotated[
 ]
 Timeout: TypeAlias = Annotated[
     float,
-    typer.Option(min=1, help="Seconds without a word from an engine after which it is given up."),
+    typer.Option(
+        min=1,
+        max=1e6,
+        help="Seconds without a word from an engine after which it is given up.",
+    ),
 ]
 
 
@@ -198,7 +208,7 @@ def compare(
         axes=axes(mesh),
         changes=changes(config_changes),
         microbatches=counts(microbatches or ("16" if simulate else "8")),
-        split=names(split),
+        split=entries(split),
         dtype=dtype or ("bf16" if simulate else "f32"),
         batch_size=batch_size,
         steps=steps,
@@ -254,7 +264,7 @@ def train(
         num_ranks=ranks,
         axes=axes(mesh),
         microbatches=(microbatches,),
-        split=names(split),
+        split=entries(split),
         dtype=dtype,
         batch_size=batch_size,
         steps=0,
@@ -312,7 +322,7 @@ def program(
         raise UsageError(f"unknown task {task!r}; there are: {', '.join((*TASK_KINDS, PAIR))}")
     if schedule is None and task == PAIR:
         schedule = "dualpipev"
-    stages = len(names(split)) + 1 if split else ranks
+    stages = len(entries(split)) + 1 if split else ranks
     request = Request(
         model=model,
         config=config,
@@ -321,7 +331,7 @@ def program(
         axes=axes(mesh),
         changes=changes(config_changes),
         microbatches=(microbatches,),
-        split=names(split),
+        split=entries(split),
         dtype=dtype,
         batch_size=batch_size,
     )
@@ -383,29 +393,66 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def _run(request: Request, json: Path | None, timeout: float, timeline: Path | None = None) -> None:
     jobs = plan_jobs(request)
+    _check_files(json, timeline)
+    results = Results()
+    with _kept(results, json, timeline):
+        try:
+            with Display(Console(stderr=True)) as display:
+                run_jobs(jobs, display, results, timeout=timeout)
+        finally:
+            if not results.are_none:
+                _show(results)
+                _note(left_out(request))
+    results.check()
+
+
+def _check_files(json: Path | None, timeline: Path | None) -> None:
+    check_page(timeline)
     for file in (json, timeline):
         check_writable(file)
-    with Display(Console(stderr=True)) as display:
-        results = run_jobs(jobs, display, timeout=timeout)
-    _show(results)
-    _note(left_out(request))
+
+
+@contextmanager
+def _kept(results: Results, json: Path | None, timeline: Path | None) -> Iterator[None]:
+    """Write the files in the end, and after an error those rows that there are; then it is no misuse any more."""
+    try:
+        yield
+    except BaseException as error:
+        if results.are_none:
+            raise
+        _write(results, json, timeline)
+        if isinstance(error, MISUSES):
+            raise ExecutionError(str(error)) from error
+        raise
+    _write(results, json, timeline)
+
+
+def _write(results: Results, json: Path | None, timeline: Path | None) -> None:
     if json is not None:
         results.write_json(json)
     if timeline is not None:
         results.write_timelines(timeline)
-    results.check()
 
 
 def _simulate(
     request: Request, hardware: Hardware, json: Path | None, timeline: Path | None
 ) -> None:
     results = Results()
-    for file in (json, timeline):
-        check_writable(file)
-    with Display(Console(stderr=True)) as display:
-        for row, simulated in simulate_rows(request, hardware, display.show):
-            results.rows.append(row)
-            results.timelines.append((f"{row['frontend']}, {row['schedule']}", simulated))
+    _check_files(json, timeline)
+    with _kept(results, json, timeline):
+        try:
+            with Display(Console(stderr=True)) as display:
+                for row, simulated in simulate_rows(request, hardware, display.show):
+                    results.rows.append(row)
+                    results.timelines.append((f"{row['frontend']}, {row['schedule']}", simulated))
+        finally:
+            if results.rows:
+                _show_simulated(results, hardware)
+        _note(left_out(request))
+        Console().print(f"\n{describe(hardware)}", highlight=False, markup=False)
+
+
+def _show_simulated(results: Results, hardware: Hardware) -> None:
     console = Console()
     console.width = max(console.width, WIDTH)
     console.print(simulated_table(results.rows))
@@ -420,12 +467,6 @@ def _simulate(
             markup=False,
             style="yellow",
         )
-    _note(left_out(request))
-    console.print(f"\n{describe(hardware)}", highlight=False, markup=False)
-    if json is not None:
-        results.write_json(json)
-    if timeline is not None:
-        results.write_timelines(timeline)
 
 
 def _check_stage(stage: int | None, num_stages: int) -> None:

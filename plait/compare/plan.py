@@ -8,12 +8,15 @@ from typing import Any
 
 from plait.compare.fitting import misfit
 from plait.compare.job import Job, stages_of
+from plait.compare.machine import check_device
 from plait.core_ir.errors import PlaitError, UsageError
 from plait.core_ir.mesh import Mesh
 from plait.extras import installed
 from plait.mesh import read_mesh
 from plait.options import CODEGENS, ENGINES
 from plait.workloads.family import find_family
+from plait.workloads.imported import check_path
+from plait.workloads.splits import check_layers, layers_of
 from plait.workloads.workload import DTYPES, FRONTENDS, is_named
 
 
@@ -146,7 +149,11 @@ def _check(request: Request) -> None:
         raise UsageError(
             f"--shard {request.shard} names no axis of --mesh; write --mesh {request.shard}=SIZE too"
         )
-    _check_model(request)
+    for path in request.split:
+        if request.split.count(path) > 1:
+            raise UsageError(
+                f"--split names {path} twice; name each module path to cut before once"
+            )
     known = {
         "frontend": (request.frontends, tuple(FRONTENDS)),
         "backend": (request.backends, tuple(ENGINES)),
@@ -158,6 +165,7 @@ def _check(request: Request) -> None:
         for name in names:
             if name not in there_are:
                 raise UsageError(f"unknown {option} {name!r}; there are: {', '.join(there_are)}")
+    _check_model(request)
     if not request.microbatches:
         raise UsageError("name at least one number of microbatches")
     rows = rows_of(request)
@@ -172,6 +180,7 @@ def _check(request: Request) -> None:
     for count in request.microbatches if is_named(request.model) else ():
         _check_rows(request, count)
     backends = _backends(request)
+    check_device(request.device, backends)
     for engine in request.engines:
         if not any(engine in ENGINES[backend] for backend in backends):
             raise UsageError(
@@ -195,9 +204,14 @@ def _check_model(request: Request) -> None:
                 raise UsageError(
                     f"--{option} is for named models; {request.model} says itself what it builds: change it there"
                 )
+        check_path(request.model)
         return
     family = find_family(request.model)
-    family.check_mesh(family.config(request.config, request.changes), request.axes)
+    config = family.config(request.config, request.changes)
+    family.check_mesh(config, request.axes)
+    check_layers(request.split, config)
+    if request.split and "flax" in _frontends(request):
+        layers_of(request.split, config)
     if request.shard in family.whole_axes:
         raise UsageError(
             f"--shard {request.shard}: {family.name} itself is cut over that axis, along which every rank has the "
@@ -210,11 +224,11 @@ def _check_rows(request: Request, count: int) -> None:
     rows, whole_axes = rows_of(request), find_family(request.model).whole_axes
     parts = {axis: size for axis, size in request.axes.items() if axis not in whole_axes}
     if rows % (count * math.prod(parts.values())):
-        cut = (
-            f", each of {math.prod(parts.values())} parts over {', '.join(parts)}" if parts else ""
-        )
+        num_parts = math.prod(parts.values())
+        cut = f", each of {num_parts} parts over {', '.join(parts)}" if parts else ""
         raise UsageError(
-            f"a batch of {rows} rows cannot be cut into {count} equal microbatches{cut}; --batch-size sets its rows"
+            f"a batch of {rows} rows cannot be cut into {count} equal microbatches{cut}; choose a --batch-size that "
+            f"{count * num_parts} divides, or another number of --microbatches{' or another --mesh' if parts else ''}"
         )
 
 

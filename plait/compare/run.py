@@ -5,10 +5,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from plait.compare.job import Job
 from plait.compare.launch import run_job
+from plait.compare.machine import check_ranks
 from plait.compare.measure import merge
 from plait.compare.report import Display
 from plait.compare.timelines import decode, render_page
@@ -23,6 +24,11 @@ class Results:
     rows: list[dict[str, Any]] = field(default_factory=list)
     training: list[dict[str, Any]] = field(default_factory=list)
     timelines: list[tuple[str, Timeline]] = field(default_factory=list)
+
+    @property
+    def are_none(self) -> bool:
+        """Whether nothing has run to its end."""
+        return not (self.rows or self.training)
 
     def write_json(self, path: Path) -> None:
         """Write `{"rows": [...], "training": [...]}`; a number that is not finite becomes null."""
@@ -48,7 +54,6 @@ class Results:
 
 def _write(path: Path, text: str) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from None
@@ -67,37 +72,62 @@ def _fault(row: dict[str, Any]) -> str:
 
 
 def check_writable(file: Path | None) -> None:
-    """UsageError, before any work, for a file that cannot be written; its folder is made where it is missing."""
+    """UsageError, before any work, for a file that cannot be written."""
     if file is None:
         return
+    if not file.parent.is_dir():
+        raise UsageError(f"cannot write {file}: there is no folder {file.parent}; make it first")
+    is_new = not file.exists()
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("a"):
             pass
+        if is_new:
+            file.unlink()
     except OSError as error:
         raise UsageError(f"cannot write {file}: {error.strerror}") from None
 
 
-def run_jobs(jobs: Sequence[Job], display: Display, *, timeout: float) -> Results:
-    """Run one job after another; ExecutionError from the first that fails."""
-    results = Results()
+def check_page(file: Path | None) -> None:
+    """UsageError for a file, a page to look at, whose name says that it is something else."""
+    if file is not None and file.suffix.lower() not in (".html", ".htm"):
+        raise UsageError(f"--timeline writes a page; name a file that ends in .html, not {file}")
+
+
+def run_jobs(jobs: Sequence[Job], display: Display, results: Results, *, timeout: float) -> None:
+    """Run one job after another, and add what they give to `results`.
+
+    The error of the first that fails is raised once the rows are added that its ranks did measure; UsageError, before
+    any starts, for more ranks than the machine should be given.
+    """
+    check_ranks(jobs)
     for job in jobs:
-        parts = _run(job, display, timeout)
-        results.rows += [merge(list(ranks)) for ranks in zip(*parts["row"], strict=True)]
-        results.training += parts["training"][0]
-        for row in parts["row"][0] if job.timeline else ():
-            title = f"{row['frontend']} on {job.name}, {row['schedule']}"
-            measured, simulated = decode(row["timeline"])
-            results.timelines.append((f"{title}: measured", measured))
-            results.timelines.append((f"{title}: simulated from measured task times", simulated))
-    return results
+        parts: Parts = {kind: [[] for _ in range(job.num_processes)] for kind in KINDS}
+        try:
+            _run(job, parts, display, timeout)
+        finally:
+            _add(results, job, parts)
 
 
-def _run(job: Job, display: Display, timeout: float) -> dict[str, list[list[dict[str, Any]]]]:
-    """What each rank of a job reported, by kind of event: `parts[kind][rank]`."""
-    parts: dict[str, list[list[dict[str, Any]]]] = {
-        kind: [[] for _ in range(job.num_processes)] for kind in ("row", "training")
-    }
+Parts: TypeAlias = dict[str, list[list[dict[str, Any]]]]
+"""What each rank of a job reported, by kind of event: `parts[kind][rank]`."""
+
+KINDS = ("row", "training")
+
+
+def _add(results: Results, job: Job, parts: Parts) -> None:
+    """Add the rows that every rank reported, and the training of rank 0."""
+    rows = list(zip(*parts["row"], strict=False))
+    results.rows += [merge(list(ranks)) for ranks in rows]
+    results.training += parts["training"][0]
+    for row, *_ in rows if job.timeline else ():
+        title = f"{row['frontend']} on {job.name}, {row['schedule']}"
+        measured, simulated = decode(row["timeline"])
+        results.timelines.append((f"{title}: measured", measured))
+        results.timelines.append((f"{title}: simulated from measured task times", simulated))
+
+
+def _run(job: Job, parts: Parts, display: Display, timeout: float) -> None:
+    """Run a job; what its ranks report is added to `parts` as it comes."""
 
     def listen(rank: int, event: dict[str, Any]) -> None:
         kind = event["event"]
@@ -108,7 +138,6 @@ def _run(job: Job, display: Display, timeout: float) -> dict[str, list[list[dict
 
     display.show(f"{job.name}: starting", 0, None)
     run_job(job, listen, timeout=timeout)
-    return parts
 
 
 def _finite(tree: Any) -> Any:

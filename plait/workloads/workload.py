@@ -1,8 +1,6 @@
 """A workload: a loss, a model and batches, made from its name."""
 
-import importlib
 import inspect
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,6 +15,8 @@ from plait.core_ir.errors import UsageError
 from plait.extras import Framework, installed, load
 from plait.options import framework_of
 from plait.workloads.family import Family, find_family
+from plait.workloads.imported import imported
+from plait.workloads.splits import even_cuts, layers_of
 
 Frontend: TypeAlias = Literal["torch", "flax"]
 
@@ -94,10 +94,10 @@ def load_workload(
         make = partial(side.build, model, config, dtype=sizes.dtype, abstract=abstract)
         loss_fn, built = make(mesh=sizes.mesh)
         plain = make() if sizes.mesh else None
-        split = split or side.split_paths(_cuts(family, config, sizes.num_stages)) or None
+        split = split or side.split_paths(even_cuts(family, config, sizes.num_stages)) or None
     else:
         side = load("jax", "workloads.flax")
-        cuts = _layers(split, config) if split else _cuts(family, config, sizes.num_stages)
+        cuts = layers_of(split, config) if split else even_cuts(family, config, sizes.num_stages)
         weights = None if abstract else _converted_weights(family, config)
         plain_loss, loss_fn, built = side.build(
             model, config, sizes.mesh, cuts, weights=weights, dtype=sizes.dtype, abstract=abstract
@@ -123,7 +123,7 @@ def num_tokens(batch: Any) -> int:
 
 
 def _load_built(path: str, frontend: str | None, split: Sequence[str] | None) -> Workload:
-    build = _imported(path)
+    build = imported(path)
     required = _required(build)
     if required:
         raise UsageError(
@@ -155,46 +155,6 @@ def _required(build: Callable[..., Any]) -> list[str]:
         for p in parameters
         if p.default is inspect.Parameter.empty and p.kind not in variable
     ]
-
-
-def _imported(path: str) -> Callable[[], Any]:
-    module_name, _, attribute = path.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise
-        raise UsageError(
-            f"there is no module {error.name!r}; name a model as package.module:build, as Python imports it from here"
-        ) from None
-    build = getattr(module, attribute, None)
-    if not callable(build):
-        raise UsageError(f"module {module_name!r} has no function {attribute!r}")
-    return build  # type: ignore[no-any-return]
-
-
-def _cuts(family: Family, config: Any, num_stages: int) -> tuple[int, ...]:
-    if not 1 <= num_stages <= config.num_layers:
-        raise UsageError(
-            f"{family.name} has {config.num_layers} layers, which do not fill {num_stages} stages; use fewer ranks or "
-            "a larger config"
-        )
-    cuts: tuple[int, ...] = config.cuts(num_stages)
-    return cuts
-
-
-def _layers(split: Sequence[str], config: Any) -> list[int]:
-    found = [re.fullmatch(r"layers\.(\d+)", path) for path in split]
-    if None in found:
-        raise UsageError(
-            f"split {list(split)}: the Flax models are cut before layers; write layers.1, layers.2, ..."
-        )
-    layers = [int(match[1]) for match in found if match]
-    if sorted({*layers} & {*range(1, config.num_layers)}) != layers:
-        raise UsageError(
-            f"split {list(split)}: name layers once, in order, of layers.1 to layers.{config.num_layers - 1}"
-        )
-    return layers
 
 
 def _converted_weights(family: Family, config: Any) -> Any:

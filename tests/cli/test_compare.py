@@ -34,6 +34,7 @@ def plait(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
 def compared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """One comparison: both frontends, an engine of each backend, two schedules, then a training of each."""
     folder = tmp_path_factory.mktemp("compare")
+    (folder / "out").mkdir()
     options = ("--engine", "local,mpmd", "--schedule", "1f1b,zb-h1", "--codegen", "eager")
     sizes = ("--microbatches", "4", "--steps", "2", "--train", "3", "--json", "out/figures.json")
     done = plait("compare", "mlp", *options, *sizes, folder=folder)
@@ -87,7 +88,7 @@ def test_ranks_in_processes_of_their_own_give_one_row_and_the_same_training(
 ) -> None:
     options = ("--frontend", "flax", "--engine", "distributed", "--codegen", "eager")
     sizes = ("--microbatches", "4", "--steps", "2", "--train", "3", "--json", "figures.json")
-    page = ("--timeline", "out/steps.html")
+    page = ("--timeline", "steps.html")
     done = plait("compare", "mlp", *options, *sizes, *page, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     content = json.loads((tmp_path / "figures.json").read_text())
@@ -96,7 +97,7 @@ def test_ranks_in_processes_of_their_own_give_one_row_and_the_same_training(
     assert row["within_tolerance"]
     assert not {"checked", "timeline"} & set(row)
     titles = ("measured", "simulated from measured task times")
-    assert re.findall(r"<h2>(.*?)</h2>", (tmp_path / "out/steps.html").read_text()) == [
+    assert re.findall(r"<h2>(.*?)</h2>", (tmp_path / "steps.html").read_text()) == [
         f"flax on torch distributed, 1f1b: {title}" for title in titles
     ]
     same = compared["training"][1]
@@ -157,7 +158,24 @@ def test_a_jax_model_in_bf16_rounds_on_both_backends_as_jax_does(tmp_path: Path)
 
 def test_a_file_that_cannot_be_written_is_found_before_any_work(tmp_path: Path) -> None:
     for option in ("--json", "--timeline"):
-        done = plait("compare", "mlp", option, "/proc/nowhere/out", folder=tmp_path)
+        done = plait("compare", "mlp", option, "new/out.html", folder=tmp_path)
         assert done.returncode == 2
-        assert done.stderr.startswith("error: cannot write /proc/nowhere/out: ")
-        assert len(done.stderr.splitlines()) == 1
+        assert done.stderr == (
+            "error: cannot write new/out.html: there is no folder new; make it first\n"
+        )
+    assert not list(tmp_path.iterdir())
+
+
+def test_rows_that_ran_are_kept_when_a_later_one_fails(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        (Path(__file__).parent / "builds.py").read_text()
+        + "\ndef build():\n    loss_fn, model, batch = working()\n    return loss_fn, model, batch[:4]\n"
+    )
+    options = ("--engine", "local", "--ranks", "1", "--codegen", "eager", "--steps", "1")
+    files = ("--microbatches", "4,8", "--json", "f.json")
+    done = plait("compare", "own:build", *options, *files, folder=tmp_path)
+    assert done.returncode == 1
+    assert "the batch has 4 rows" in done.stderr.splitlines()[-1]
+    assert "grad error" in done.stdout
+    (row,) = json.loads((tmp_path / "f.json").read_text())["rows"]
+    assert row["microbatches"] == 4

@@ -72,7 +72,7 @@ def test_codegen_is_for_the_torch_backend() -> None:
 
 
 def test_a_model_of_the_users_own_says_itself_what_it_is() -> None:
-    job = plan_jobs(Request("package.module:build", train_steps=1))[0]
+    job = plan_jobs(Request("json:loads", train_steps=1))[0]
     assert job.frontends == (None,)
     assert job.train_frontend is None
 
@@ -98,7 +98,20 @@ def test_job_survives_its_way_to_a_worker() -> None:
         ({"batch_size": 12}, "12 rows cannot be cut into 8 equal microbatches"),
         (
             {"batch_size": 16, "axes": {"tensor": 2, "data": 3}},
-            "16 rows cannot be cut into 8 equal microbatches, each of 3 parts over data; --batch",
+            "each of 3 parts over data; choose a --batch-size that 24 divides, .* --mesh",
+        ),
+        (
+            {"batch_size": 8, "axes": {"data": 2}, "microbatches": (4, 8)},
+            "8 rows cannot be cut into 8 equal microbatches, each of 2 parts over data; .* 16 divides",
+        ),
+        (
+            {
+                "model": "deepseek_v3",
+                "axes": {"expert": 2},
+                "microbatches": (4,),
+                "batch_size": 4,
+            },
+            "4 rows cannot be cut into 4 equal microbatches, each of 2 parts over expert; .* 8 divides",
         ),
         ({"model": "mine:build", "batch_size": 16}, "--batch-size is for named models; mine:build"),
         ({"model": "mine:build", "changes": {"dim": 8}}, "--set is for named models; mine:build"),
@@ -119,8 +132,21 @@ def test_job_survives_its_way_to_a_worker() -> None:
             {"schedules": ("dualpipev",), "microbatches": (2,)},
             "needs at least 4 microbatches, got 2",
         ),
+        ({"split": ("layers.99",), "frontends": ("torch",)}, "layers.99: .* layers.0 to layers.3"),
+        ({"split": ("layers.4.mlp",), "frontends": ("torch",)}, "layers.4.mlp: the model has the"),
+        ({"split": ("head",)}, "the Flax models are cut before layers; write layers.1"),
+        ({"split": ("layers.2", "layers.2")}, "--split names layers.2 twice"),
+        ({"device": "tpu"}, "--device tpu: the backend torch runs on cpu, cuda; choose one"),
+        ({"device": "gpu", "engines": ("local", "mpmd")}, "--device gpu: the backend torch runs"),
+        ({"model": "no_such_module:build"}, "there is no module 'no_such_module'; name a model as"),
+        ({"model": "json.nothing:build"}, "there is no module 'json.nothing'; name a model as"),
+        ({"model": "json:nobuild"}, "module 'json' has no function 'nobuild'"),
+        ({"model": "json:"}, "'json:' is no path of a function; name a model as package.module"),
         ({"engines": ("mpmd", "spmd"), "timeline": True}, "spmd runs a step as one program"),
-        ({"microbatches": (4, 3)}, "8 rows cannot be cut into 3 equal microbatches; --batch-size"),
+        (
+            {"microbatches": (4, 3)},
+            "8 rows cannot be cut into 3 equal .* a --batch-size that 3 div",
+        ),
         ({"microbatches": (4, 0)}, "microbatches must be at least 1, got 0"),
         ({"microbatches": ()}, "at least one number of microbatches"),
         ({"num_ranks": 0}, "ranks must be at least 1, got 0"),

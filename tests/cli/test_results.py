@@ -94,7 +94,7 @@ def test_json_that_cannot_be_written_is_misuse(tmp_path: Path) -> None:
 
 
 def test_json_holds_rows_and_trainings_and_no_number_that_json_lacks(tmp_path: Path) -> None:
-    file = tmp_path / "new" / "figures.json"
+    file = tmp_path / "figures.json"
     Results([{"loss": math.nan, "ranks": 2}], [{"loss_after": 1.5}]).write_json(file)
     content = json.loads(file.read_text(), parse_constant=pytest.fail)
     assert content == {"rows": [{"loss": None, "ranks": 2}], "training": [{"loss_after": 1.5}]}

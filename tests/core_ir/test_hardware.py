@@ -55,7 +55,7 @@ bytes_per_second = 50e9
         ({"flops_per_second": {"f32": -1.0}}, r"flops_per_second\['f32'\] must be above 0, got -1"),
         ({"flops_per_second": 5.0}, r"must be a number for each of some dtypes, got 5.0"),
         ({"bytes_per_second": 0}, r"Hardware.bytes_per_second must be above 0, got 0"),
-        ({"memory_bytes": float("inf")}, r"Hardware.memory_bytes must be above 0, got inf"),
+        ({"memory_bytes": float("inf")}, r"Hardware.memory_bytes must be finite, got inf"),
         ({"inside": 5.0}, r"Hardware.inside must be a Link, got 5.0"),
         ({"ranks_per_node": 0}, r"ranks_per_node must be a whole number, 1 or more, got 0"),
         ({"sms": 1.5}, r"sms must be a whole number, 1 or more, got 1.5"),
