@@ -4,6 +4,7 @@ from importlib.metadata import version
 from typing import Any
 
 from plait.compare.job import Job
+from plait.core_ir.mesh import Mesh
 from plait.pipeline import Pipeline
 from plait.workloads.workload import Workload, is_named
 
@@ -21,9 +22,25 @@ def description(job: Job, workload: Workload, pipeline: Pipeline, schedule: str)
         "schedule": schedule,
         "ranks": pipeline.schedule.num_ranks,
         "mesh": job.mesh,
+        "axis_roles": roles_of(pipeline.options.mesh),
         "stages": pipeline.program.num_stages,
         "microbatches": job.num_microbatches,
         "dtype": next(leaf.type.dtype.name for leaf in params if leaf.trainable),
+    }
+
+
+def roles_of(mesh: Mesh | None) -> dict[str, str]:
+    """What each axis of a mesh beside that of the stages is for, as the capture of a model found it."""
+    if mesh is None:
+        return {}
+    roles = {
+        "data parallel": mesh.data_axes,
+        "the model's own": mesh.named_axes,
+        "left to XLA": mesh.auto_axes,
+    }
+    return {
+        axis: ", ".join(role for role, axes in roles.items() if axis in axes) or "all the same"
+        for axis in mesh.other_axes
     }
 
 

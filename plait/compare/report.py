@@ -62,6 +62,7 @@ def rows_table(rows: Sequence[dict[str, Any]]) -> Table:
         [
             f"{first['model']}: {first['ranks']} ranks",
             f"{first['stages']} stages",
+            *_mesh_fact(rows),
             *([] if is_sweep else [f"{first['microbatches']} microbatches"]),
             first["dtype"],
             first["device"],
@@ -84,6 +85,18 @@ def rows_table(rows: Sequence[dict[str, Any]]) -> Table:
         ]
         table.add_row(*cells, style=None if row["within_tolerance"] else "red")
     return table
+
+
+def _mesh_fact(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """The mesh, if there is one: "mesh stage=2, data=2 (data parallel)"; sources may differ in what an axis is for."""
+    if not rows[0]["mesh"]:
+        return []
+    axes = []
+    for axis, size in rows[0]["mesh"].items():
+        roles = dict.fromkeys(row["axis_roles"].get(axis, "") for row in rows)
+        role = "; or ".join(role for role in roles if role)
+        axes.append(f"{axis}={size}" + (f" ({role})" if role else ""))
+    return [f"mesh {', '.join(axes)}"]
 
 
 _NAMES = ("frontend", "backend", "engine", "schedule")
@@ -111,6 +124,7 @@ def simulated_table(rows: Sequence[dict[str, Any]]) -> Table:
     facts = [
         f"{first['model']} {first['config'] or ''}".strip(),
         f"{first['ranks']} ranks",
+        *_mesh_fact(rows),
         *([] if "microbatches" in columns else [f"{first['microbatches']} microbatches"]),
         *([f"{first['batch_size']} rows", first["dtype"]] if first["dtype"] else []),
         first["hardware"]["name"],

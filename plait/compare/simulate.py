@@ -7,7 +7,8 @@ from functools import cache, partial
 from typing import Any
 
 from plait.api import schedule_for
-from plait.capturing import capture_program
+from plait.capturing import capture_model, program_of
+from plait.compare.describe import roles_of
 from plait.compare.job import stages_of
 from plait.compare.plan import Request, mesh_of, plan_jobs, rows_of
 from plait.compare.steps import overlapped, step_by_step
@@ -15,6 +16,7 @@ from plait.core_ir.cost import peak_seconds
 from plait.core_ir.errors import ScheduleError, UsageError
 from plait.core_ir.hardware import Hardware, to_json
 from plait.core_ir.mesh import Mesh
+from plait.core_ir.named_hardware import CPU_CORE
 from plait.core_ir.passes.equations import collective_axes
 from plait.core_ir.passes.overlap import overlap_tasks
 from plait.core_ir.passes.pipeline import PROGRAM_PASSES, Passes
@@ -34,10 +36,11 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Cut:
-    """A model cut into stages: its program, and the positions of text in a batch."""
+    """A model cut into stages: its program, what the axes of the mesh are for, and the positions of text in a batch."""
 
     frontend: str
     program: Program
+    axis_roles: dict[str, str]
     num_tokens: int
 
 
@@ -109,19 +112,20 @@ def _cut(request: Request, frontend: str | None, num_stages: int, num_microbatch
         changes=dict(request.changes),
     )
     workload = load_abstract(request.model, frontend, sizes, tuple(request.split) or None)
-    _, program = capture_program(
+    captured, mesh = capture_model(
         workload.loss_fn,
         workload.model,
         workload.batch,
         num_microbatches=num_microbatches,
         split=workload.split,
         mesh=mesh_of(request),
-        passes=Passes(
-            program=tuple(one for one in PROGRAM_PASSES if one is not overlap_tasks),
-            sharding=Sharding(request.shard) if request.shard else None,
-        ),
     )
-    return Cut(workload.frontend, program, num_tokens(workload.batch))
+    passes = Passes(
+        program=tuple(one for one in PROGRAM_PASSES if one is not overlap_tasks),
+        sharding=Sharding(request.shard) if request.shard else None,
+    )
+    program = program_of(captured, passes, CPU_CORE, mesh)
+    return Cut(workload.frontend, program, roles_of(mesh), num_tokens(workload.batch))
 
 
 def _row(
@@ -155,6 +159,7 @@ def _row(
         "peak_memory_bytes": peaks,
         "fits": max(peaks) <= hardware.memory_bytes,
         "mesh": request.mesh,
+        "axis_roles": cut.axis_roles,
         "sharded_over": request.shard,
         "changes": dict(request.changes),
         "steps": step_by_step(cut.program, chosen, hardware, mesh, step) if request.axes else None,

@@ -21,6 +21,8 @@ ROW: dict[str, Any] = {
     "engine": "distributed",
     "schedule": "1f1b",
     "ranks": 2,
+    "mesh": None,
+    "axis_roles": {},
     "stages": 2,
     "microbatches": 4,
     "dtype": "f32",
@@ -107,6 +109,19 @@ def test_tables_show_the_figures() -> None:
     text = console.file.getvalue()  # type: ignore[attr-defined]
     for shown in ("0.500000", "1.0e-07", "20.0 ± 1.0", "17.5", "25.0%", "5.500000", "2.250000"):
         assert shown in text
+
+
+def test_title_names_the_mesh_and_what_its_axes_are_for() -> None:
+    console = Console(file=io.StringIO(), width=160)
+    row = merge([{**ROW, "checked": ["a", "b"], "mesh": {"stage": 2, "data": 2, "tensor": 4}}])
+    roles = [
+        {"data": "data parallel", "tensor": role} for role in ("the model's own", "data parallel")
+    ]
+    console.print(rows_table([{**row, "axis_roles": role} for role in roles]))
+    assert (
+        "2 stages, mesh stage=2, data=2 (data parallel), tensor=4 (the model's own; or data parallel), 4 microbatches"
+        in " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
+    )
 
 
 def test_progress_is_a_line_for_each_piece_of_work_where_there_is_no_terminal() -> None:

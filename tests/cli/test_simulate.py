@@ -283,8 +283,15 @@ def experts() -> list[dict[str, Any]]:
 def test_experts_lie_over_a_node_and_all_else_is_sharded_there(experts: list[Any]) -> None:
     for row in experts:
         assert row["mesh"] == {"stage": 2, "expert": 2}
+        assert row["axis_roles"] == {"expert": "the model's own"}
         assert row["sharded_over"] == "expert"
         assert row["changes"]["capacity_factor"] == 1.0
+
+
+def test_an_axis_that_the_model_does_not_know_is_one_of_data() -> None:
+    request = Request("mlp", schedules=("1f1b",), num_ranks=2, axes={"tensor": 2})
+    (row,) = rows(request, CPU_CORE)
+    assert row["axis_roles"] == {"tensor": "data parallel"}
 
 
 def test_each_transformation_shortens_the_step_or_leaves_it(experts: list[Any]) -> None:
