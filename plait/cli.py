@@ -2,35 +2,24 @@
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, NoReturn, TypeAlias
 
 import typer
-from rich.console import Console
 
 from plait.api import schedule_for
 from plait.capturing import capture_program
+from plait.cli_compare import run_and_show, simulate_and_show
 from plait.cli_lists import axes, changes, counts, entries, names
 from plait.cli_schedule import app as schedule_app
 from plait.compare.events import MISUSES
 from plait.compare.fitting import check_stages
-from plait.compare.plan import Request, left_out, mesh_of, plan_jobs
-from plait.compare.report import (
-    WIDTH,
-    Display,
-    rows_table,
-    simulated_table,
-    steps_table,
-    training_table,
-)
-from plait.compare.run import Results, check_page, check_writable, run_jobs
-from plait.compare.simulate import simulate_rows, with_experts
+from plait.compare.plan import Request, mesh_of, plan_jobs
+from plait.compare.simulate import with_experts
 from plait.core_ir.cost import seconds_on
-from plait.core_ir.errors import ExecutionError, PlaitError, UsageError
-from plait.core_ir.hardware import Hardware, describe
+from plait.core_ir.errors import PlaitError, UsageError
 from plait.core_ir.lanes import describe as describe_lanes
 from plait.core_ir.lanes import lanes
 from plait.core_ir.named_hardware import NAMED, find_hardware
@@ -49,7 +38,6 @@ app = typer.Typer(
 app.add_typer(schedule_app, name="schedule")
 
 SIMULATED_SCHEDULES = "1f1b,interleaved-1f1b,zbv,dualpipev"
-
 
 Model: TypeAlias = Annotated[
     str,
@@ -219,7 +207,7 @@ def compare(
     )
     if simulate:
         chosen = find_hardware(hardware or "h100")
-        _simulate(
+        simulate_and_show(
             with_experts(replace(request, shard=shard or None), chosen), chosen, json, timeline
         )
         return
@@ -227,7 +215,7 @@ def compare(
         raise UsageError(
             f"--{'shard' if shard else 'hardware'} describes what --simulate simulates; add --simulate"
         )
-    _run(request, json, timeout, timeline)
+    run_and_show(request, json, timeout, timeline)
 
 
 @app.command()
@@ -272,7 +260,7 @@ def train(
         codegen=codegen,
         device=device,
     )
-    _run(request, json, timeout)
+    run_and_show(request, json, timeout)
 
 
 @app.command()
@@ -391,103 +379,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     sys.exit(0)
 
 
-def _run(request: Request, json: Path | None, timeout: float, timeline: Path | None = None) -> None:
-    jobs = plan_jobs(request)
-    _check_files(json, timeline)
-    results = Results()
-    with _kept(results, json, timeline):
-        try:
-            with Display(Console(stderr=True)) as display:
-                run_jobs(jobs, display, results, timeout=timeout)
-        finally:
-            if not results.are_none:
-                _show(results)
-                _note(left_out(request))
-    results.check()
-
-
-def _check_files(json: Path | None, timeline: Path | None) -> None:
-    check_page(timeline)
-    for file in (json, timeline):
-        check_writable(file)
-
-
-@contextmanager
-def _kept(results: Results, json: Path | None, timeline: Path | None) -> Iterator[None]:
-    """Write the files in the end, and after an error those rows that there are; then it is no misuse any more."""
-    try:
-        yield
-    except BaseException as error:
-        if results.are_none:
-            raise
-        _write(results, json, timeline)
-        if isinstance(error, MISUSES):
-            raise ExecutionError(str(error)) from error
-        raise
-    _write(results, json, timeline)
-
-
-def _write(results: Results, json: Path | None, timeline: Path | None) -> None:
-    if json is not None:
-        results.write_json(json)
-    if timeline is not None:
-        results.write_timelines(timeline)
-
-
-def _simulate(
-    request: Request, hardware: Hardware, json: Path | None, timeline: Path | None
-) -> None:
-    results = Results()
-    _check_files(json, timeline)
-    with _kept(results, json, timeline):
-        try:
-            with Display(Console(stderr=True)) as display:
-                for row, simulated in simulate_rows(request, hardware, display.show):
-                    results.rows.append(row)
-                    results.timelines.append((f"{row['frontend']}, {row['schedule']}", simulated))
-        finally:
-            if results.rows:
-                _show_simulated(results, hardware)
-        _note(left_out(request))
-        Console().print(f"\n{describe(hardware)}", highlight=False, markup=False)
-
-
-def _show_simulated(results: Results, hardware: Hardware) -> None:
-    console = Console()
-    console.width = max(console.width, WIDTH)
-    console.print(simulated_table(results.rows))
-    if results.rows[0]["steps"]:
-        console.print(steps_table(results.rows))
-    leaving = sorted({axis for row in results.rows for axis in row["between_nodes"]})
-    if leaving:
-        console.print(
-            f"warning: collectives inside tasks run between nodes of {hardware.ranks_per_node}, over "
-            f"{', '.join(leaving)}: make the axis smaller, or the last of --mesh",
-            highlight=False,
-            markup=False,
-            style="yellow",
-        )
-
-
 def _check_stage(stage: int | None, num_stages: int) -> None:
     if stage is not None and stage >= num_stages:
         raise UsageError(f"there is no stage {stage}; stages are 0 to {num_stages - 1}")
-
-
-def _note(lines: Sequence[str]) -> None:
-    for line in lines:
-        Console(soft_wrap=True).print(
-            f"note: {line}", highlight=False, markup=False, style="yellow"
-        )
-
-
-def _show(results: Results) -> None:
-    console = Console()
-    console.width = max(console.width, WIDTH)
-    if results.rows:
-        console.print(rows_table(results.rows))
-    if results.training:
-        console.print(training_table(results.training))
 
 
 if __name__ == "__main__":

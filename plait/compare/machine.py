@@ -33,6 +33,15 @@ def check_ranks(jobs: Sequence[Job]) -> None:
             )
 
 
+def check_gpus(job: Job, num_gpus: int) -> None:
+    """UsageError where processes of a job would share a GPU: NCCL takes one rank on each."""
+    if job.num_processes > num_gpus:
+        raise UsageError(
+            f"{job.num_processes} ranks need a GPU each, and this machine has {num_gpus}; make --ranks or the axes of "
+            "--mesh smaller, or choose --engine local or --device cpu"
+        )
+
+
 def check_device(device: str | None, backends: Sequence[str]) -> None:
     """UsageError for a device that one of the backends does not have."""
     for backend in backends if device is not None else ():

@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from plait.compare import memory
 from plait.compare.job import Job
+from plait.compare.machine import check_gpus
 from plait.compare.train import AdamW, Trainer, initial_parameters
 from plait.core_ir.arrays import to_numpy
 from plait.core_ir.op import Array
@@ -66,7 +67,8 @@ def host(job: Job) -> Iterator[Host]:
         yield Host(job)
         return
     if _uses_cuda(job):
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+        check_gpus(job, torch.cuda.device_count())
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl" if _uses_cuda(job) else "gloo", timeout=GROUP_TIMEOUT)
     yield Host(job)
     dist.destroy_process_group()

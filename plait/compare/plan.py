@@ -228,7 +228,7 @@ def _check_rows(request: Request, count: int) -> None:
         cut = f", each of {num_parts} parts over {', '.join(parts)}" if parts else ""
         raise UsageError(
             f"a batch of {rows} rows cannot be cut into {count} equal microbatches{cut}; choose a --batch-size that "
-            f"{count * num_parts} divides, or another number of --microbatches{' or another --mesh' if parts else ''}"
+            f"{count * num_parts} divides, or another number of --microbatches{', or another --mesh' if parts else ''}"
         )
 
 

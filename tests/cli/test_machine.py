@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from plait.compare.machine import check_device, check_ranks
+from plait.compare.machine import check_device, check_gpus, check_ranks
 from plait.compare.plan import Request, plan_jobs
 from plait.core_ir.errors import UsageError
 
@@ -18,6 +18,14 @@ def test_ranks_are_sixteen_a_core_and_64_anywhere(
     jobs = plan_jobs(Request("mlp", axes={"data": most // 2 + 1}))
     with pytest.raises(UsageError, match=f"would run {most + 2} ranks .*given at most {most};"):
         check_ranks(jobs)
+
+
+def test_each_process_has_a_gpu_of_its_own() -> None:
+    distributed, mpmd = plan_jobs(Request("mlp", axes={"data": 2}, engines=("distributed", "mpmd")))
+    check_gpus(distributed, 4)
+    check_gpus(mpmd, 1)
+    with pytest.raises(UsageError, match="4 ranks need a GPU each, and this machine has 1; make"):
+        check_gpus(distributed, 1)
 
 
 def test_devices_that_backends_have() -> None:

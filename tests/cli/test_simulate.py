@@ -123,6 +123,22 @@ def test_a_table_and_the_same_rows_as_json(
     assert "zbv" in page.read_text()
 
 
+def test_rows_before_an_error_are_shown_and_written(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*arguments: Any) -> Any:
+        yield next(simulate_rows(*arguments))
+        raise UsageError("the second cannot be had")
+
+    monkeypatch.setattr("plait.cli_compare.simulate_rows", failing)
+    file = tmp_path / "rows.json"
+    code, out, err = run(capsys, *SMALL, "--schedule", "1f1b,gpipe", "--json", str(file))
+    assert code == 1
+    assert err.splitlines()[-1] == "error: the second cannot be had"
+    assert "mlp tiny, simulated: 2 ranks" in out
+    assert [row["schedule"] for row in json.loads(file.read_text())["rows"]] == ["1f1b"]
+
+
 def test_too_little_memory_is_marked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "poor.json"
     file.write_text(json.dumps({**to_json(CPU_CORE), "name": "poor", "memory_bytes": 10}))
