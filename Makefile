@@ -25,7 +25,6 @@ lint: $(STAMP)
 
 # Source frameworks x backends x schedules on a batch of real text, then 100 training steps on each backend.
 demo: $(STAMP)
-	mkdir -p out
 	$(BIN)/plait compare llama --config tiny --frontend torch,flax --backend torch,jax \
 	    --engine distributed,mpmd,spmd --schedule 1f1b,zb-h1 --ranks 2 --microbatches 8 \
 	    --train 100 --json out/demo.json

@@ -72,13 +72,12 @@ def _fault(row: dict[str, Any]) -> str:
 
 
 def check_writable(file: Path | None) -> None:
-    """UsageError, before any work, for a file that cannot be written."""
+    """UsageError, before any work, for a file that cannot be written. Its folder is made where there is none."""
     if file is None:
         return
-    if not file.parent.is_dir():
-        raise UsageError(f"cannot write {file}: there is no folder {file.parent}; make it first")
     is_new = not file.exists()
     try:
+        file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("a"):
             pass
         if is_new:
