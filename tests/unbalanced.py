@@ -29,7 +29,7 @@ def check_unbalanced(frontend: str, backend: str, engine: str, **options: Any) -
     pipeline = compiled(CASE, workload, backend=backend, engine=engine, **options)
     loss, grads = run(pipeline, workload)
     is_own = (frontend == "torch") == (backend == "torch")
-    check(workload, loss, grads, "framework" if is_own else "backends")
+    check(workload, pipeline, loss, grads, "framework" if is_own else "backends")
 
 
 def _unbalance(model: Any) -> None:
