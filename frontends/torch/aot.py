@@ -28,13 +28,14 @@ from torch._functorch._aot_autograd.descriptors import (
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import PythonKeyTracer, make_fx
 from torch.utils import _pytree as pytree
 
 from plait.core_ir.errors import CaptureError, PlaitError
 from plait.core_ir.graph import UNKNOWN, Source
-from plait.frontends.torch.aot_errors import explained, refusal
+from plait.frontends.torch.aot_errors import explained, hooked, refusal
 from plait.frontends.torch.backward import Running
 from plait.frontends.torch.checkpoint import recomputation
 from plait.frontends.torch.dtensors import loss_parallel_kept
@@ -210,11 +211,20 @@ def export_joint(module: nn.Module, args: Sequence[Tensor], recorder: Recorder) 
     def refuse(op: HigherOrderOperator, *args: Any, **kwargs: Any) -> Any:
         raise refusal(recorder.place(calling_source()), op, args)
 
+    def hook(hooks: saved_tensors_hooks) -> None:
+        if not hooks.pack_hook.__module__.startswith(
+            "torch."
+        ):  # whose hooks keep values as they are
+            raise hooked(recorder.place(calling_source()))
+        enter(hooks)
+
+    enter = saved_tensors_hooks.__enter__
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.compiler._compile_session_context())
             stack.enter_context(torch.compiler.set_stance("force_eager"))  # the user's compile
             stack.enter_context(mock.patch.object(HigherOrderOperator, "__call__", refuse))
+            stack.enter_context(mock.patch.object(saved_tensors_hooks, "__enter__", hook))
             stack.enter_context(recorder.recording())
             stack.enter_context(warnings.catch_warnings())
             warnings.filterwarnings("ignore", "Error detected in ")  # the place is in the exception

@@ -80,3 +80,11 @@ def refusal(where: str, op: HigherOrderOperator, args: Sequence[Any]) -> PlaitEr
         f"{where}: {name} takes functions as arguments, which is not captured; write it in plain operations "
         "(torch.where in place of cond), or as a custom op (torch.library.custom_op with register_autograd)"
     )
+
+
+def hooked(place: str) -> CaptureError:
+    """For hooks on what autograd saves."""
+    return CaptureError(
+        f"{place}: saved_tensors_hooks may change what a backward reads, and a captured backward reads values as they "
+        "are; leave them out, or have an autograd.Function save another form of what it needs"
+    )

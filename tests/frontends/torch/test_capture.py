@@ -516,6 +516,23 @@ def test_tensor_hooks_on_parameters():
         caught(small_loss, model, small_batch())
 
 
+def test_hooks_on_what_is_saved():
+    """Those that change values would be passed over; torch's own, which do not, are."""
+    graph = torch.autograd.graph
+
+    def loss(hooks):
+        def run(model, x):
+            with hooks():
+                return model(x).exp().sum()
+
+        return run
+
+    halves = lambda: graph.saved_tensors_hooks(lambda x: x / 2, lambda x: x)  # noqa: E731
+    with pytest.raises(CaptureError, match=r"test_capture\.py:\d+: saved_tensors_hooks may change"):
+        caught(loss(halves), nn.Linear(3, 3), torch.ones(2, 3))
+    caught(loss(graph.save_on_cpu), nn.Linear(3, 3), torch.ones(2, 3))
+
+
 def test_parameters_changed_in_the_forward():
     class Model(nn.Module):
         def __init__(self):
