@@ -94,6 +94,9 @@ def test_workers_end_with_the_command_that_started_them(
     code: int,
 ) -> None:
     options = ("--engine", "local", "--ranks", "1")
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # or what runs behind a shell passes on that it ignores it
     command = subprocess.Popen([sys.executable, "-m", "plait.cli", "compare", model, *options])
     while not list(tmp_path.iterdir()) and command.poll() is None:
         time.sleep(0.05)
