@@ -41,8 +41,7 @@ class Counted:
         mesh: Mesh | None,
         layouts: Mapping[str, Layout] = MappingProxyType({}),
     ) -> None:
-        is_cut = mesh is not None and mesh.num_parts > 1
-        self.names = counters(program, mesh, layouts) if is_cut and mesh else frozenset()
+        self.names = frozenset[str]() if mesh is None else counters(program, mesh, layouts)
         self._types = program.buffer_types
         self.stages = {
             name: stage.index

@@ -27,6 +27,8 @@ def counters(program: Program, mesh: Mesh, layouts: Mapping[str, Layout]) -> fro
 
     UnsupportedError for a buffer that changes in another way, where microbatches are cut over data axes.
     """
+    if mesh.num_parts == 1:
+        return frozenset()
     apart = mesh.replica_axes
     together = frozenset(mesh.data_axes).difference(apart)
     if together:
@@ -42,9 +44,11 @@ def counters(program: Program, mesh: Mesh, layouts: Mapping[str, Layout]) -> fro
     found = set[str]()
     for stage in program.stages:
         forward = stage.tasks["F"]
-        readers = _readers(forward)
-        for name, _ in forward.outputs_of("buffer_update"):
-            if num_readers[name] != 1 or not _is_sum(forward, name, readers):
+        before, readers = dict(forward.inputs_of("buffer")), _readers(forward)
+        outputs = Counter(forward.outputs)
+        for name, after in forward.outputs_of("buffer_update"):
+            is_read_once = num_readers[name] == 1 and name in before
+            if not is_read_once or not _is_sum(before[name], after, readers, outputs):
                 raise UnsupportedError(
                     f"stage {stage.index}: buffer {name!r} changes from microbatch to microbatch, and each replica "
                     f"along {', '.join(map(repr, apart))} would have its own; only a buffer that a forward adds to in "
@@ -65,20 +69,20 @@ def _readers(graph: Graph) -> dict[Value, list[Eqn]]:
     return found
 
 
-def _is_sum(graph: Graph, name: str, readers: Mapping[Value, Sequence[Eqn]]) -> bool:
-    """Whether the update of a buffer is the buffer and what is added to it, and nothing on the way is read."""
-    value = dict(graph.inputs_of("buffer")).get(name)
-    if value is None:
-        return False
-    outputs = Counter(graph.outputs)
-    while not outputs[value]:
+def _is_sum(
+    value: Value, after: Value, readers: Mapping[Value, Sequence[Eqn]], outputs: Mapping[Value, int]
+) -> bool:
+    """Whether what a buffer is after a forward is its value and what is added to that, and nothing on the way is read.
+
+    outputs: how often each value is given.
+    """
+    while not outputs.get(value):
         match readers.get(value, ()):
             case [eqn] if _adds_to(eqn, value):
                 value = eqn.result
             case _:
                 return False
-    is_update = any(own == name and v is value for own, v in graph.outputs_of("buffer_update"))
-    return is_update and outputs[value] == 1 and not readers.get(value)
+    return value is after and outputs[value] == 1 and not readers.get(value)
 
 
 def _adds_to(eqn: Eqn, value: Value) -> bool:

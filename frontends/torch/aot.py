@@ -212,11 +212,10 @@ def export_joint(module: nn.Module, args: Sequence[Tensor], recorder: Recorder) 
         raise refusal(recorder.place(calling_source()), op, args)
 
     def hook(hooks: saved_tensors_hooks) -> None:
-        if not hooks.pack_hook.__module__.startswith(
-            "torch."
-        ):  # whose hooks keep values as they are
+        kind = type(hooks)
+        if kind is saved_tensors_hooks or not kind.__module__.startswith("torch."):
             raise hooked(recorder.place(calling_source()))
-        enter(hooks)
+        enter(hooks)  # torch's own kinds keep values as they are
 
     enter = saved_tensors_hooks.__enter__
     try:
